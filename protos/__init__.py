@@ -1,0 +1,1 @@
+"""The wire contract of firsttoken: `engine.proto` and the code generated from it."""
