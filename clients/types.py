@@ -1,0 +1,196 @@
+"""What callers of `EngineClient` give and get: plain frozen data, no protobuf.
+
+None means: the model's or the server's default.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingCriteria:
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """Exactly one is set."""
+
+    json_schema: str | None = None  # a JSON Schema document
+    json_object: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    prompt: str | Sequence[int]  # text is tokenized by the engine service
+    request_id: str = ""  # empty: made up by the client, `client-<random>`
+    model: str = ""
+    sampling: SamplingParams = SamplingParams()
+    stopping: StoppingCriteria = StoppingCriteria()
+    structured_output: StructuredOutput | None = None
+    num_logprobs: int | None = None  # alternatives per token, 0: the chosen one only
+    cache_salt: str = ""
+    priority: int | None = None
+    tenant: str = ""
+    tokenizer_digest: str = ""
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    index: int
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # empty, or one per token
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of the engine's monotonic clock."""
+
+    queue_seconds: float
+    grammar_wait_seconds: float
+    prefill_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+    prefill_chunks: int
+    cached_tokens: int
+    preemptions: int
+    first_step_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    index: int
+    reason: FinishReason
+    usage: Usage
+    timing: Timing
+    stop_token_id: int | None = None
+
+
+GenerateEvent = Accepted | PrefillProgress | Delta | Finished
+
+
+# ---------------------------------------------------------------- about the engine
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    model: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_digest: str
+    weights_digest: str
+    generation_defaults: GenerationDefaults
+    max_output_tokens: int
+    max_samples: int
+    created_unix_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    version: str
+    api_version: str
+    device: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    op_backends: Mapping[str, str]
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    start_unix_nanos: int
+    core_starts: int
+    core_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    ready: bool
+    num_running: int
+    num_waiting: int
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    num_steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    digest: str
+    files: Mapping[str, bytes]  # tokenizer.json, tokenizer_config.json, chat_template.jinja, ...

@@ -1,0 +1,56 @@
+"""What can be set, each with its unit and default; flags carry the same names (`--max-num-seqs`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    model_dir: str  # a directory with config.json, *.safetensors, tokenizer.json
+    served_model_name: str
+    device: str = "auto"  # auto, cpu, cuda
+    dtype: str = "auto"  # auto, float32, bfloat16, float16; auto: float32 on a CPU
+    quantization: str = "none"
+    max_model_len: int | None = None  # tokens; None: the model's
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    block_size: int = 16  # tokens
+    kv_cache_memory_bytes: int | None = None  # None: 2 GiB or a quarter of the free memory
+    num_blocks: int | None = None  # overrides the memory arithmetic
+    kv_cache_dtype: str = "auto"  # auto: the model's dtype
+    enable_prefix_caching: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    max_num_seqs: int = 64  # samples running at once
+    max_num_batched_tokens: int = 256  # a step's token budget
+    max_num_queued_reqs: int = 1024  # samples waiting
+    max_num_queued_tokens: int = 4_000_000  # prompt tokens waiting
+    max_output_tokens: int | None = None  # cap per sample; None: the context
+    max_samples: int = 128  # cap on n
+
+
+class CoreConfig(msgspec.Struct, frozen=True):
+    """All that the core process needs."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    num_threads: int | None = None  # of the compute kernels; None: torch's choice
+
+
+class ServiceConfig(msgspec.Struct, frozen=True):
+    """The engine service around the core."""
+
+    core: CoreConfig
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 50051  # 0: any free port
+    metrics_port: int = 8001  # 0: any free port
+    max_message_bytes: int = 64 * 1024 * 1024
+    shutdown_timeout_seconds: float = 30.0  # grace for running requests on SIGTERM
+    slow_reader_timeout_seconds: float = 60.0
+    trace_dir: str | None = None  # local store; None: none
+    otlp_traces_endpoint: str | None = None
+    trace_sample_ratio: float = 1.0  # of traces started here; others follow their parent
+    core_in_process: bool = False  # a thread in place of a process, for tests and tiny machines

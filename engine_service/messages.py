@@ -1,0 +1,196 @@
+"""The frozen data that crosses between the engine service (P2) and the engine core (P1).
+
+One frame a step in each direction: a list of `Command` in, one `Frame` out. Token ids are plain
+ints, times are nanoseconds of CLOCK_MONOTONIC, which both processes share. Values arrive in the
+core already validated and resolved (defaults applied, max_tokens clamped, a seed drawn).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.IntEnum):
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# ---------------------------------------------------------------- a request
+
+
+class SamplingParams(_Message, frozen=True):
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # the edge draws one when the caller gave none
+    num_logprobs: int | None = None  # alternatives per token; 0: the chosen one only
+
+
+class StoppingCriteria(_Message, frozen=True):
+    max_tokens: int  # effective, at least 1
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the caller's
+    eos_token_ids: tuple[int, ...] = ()  # the model's; empty under ignore_eos
+
+
+class StructuredOutput(_Message, frozen=True):
+    """A grammar's source; equal values share one compiled grammar."""
+
+    kind: str  # "json_schema" or "json_object"
+    source: str = ""  # the JSON Schema document
+
+
+class AddRequest(_Message, frozen=True):
+    """n samples of one prompt; sample i is the core's request (request_id, i)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stopping: StoppingCriteria
+    structured_output: StructuredOutput | None = None
+    n: int = 1
+    priority: int = 0  # lower runs first
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival_ns: int = 0
+
+
+class AbortRequest(_Message, frozen=True):
+    """Ends samples with FinishReason.ABORT; unknown ones are ignored."""
+
+    request_id: str
+    indices: tuple[int, ...] = ()  # empty: all
+
+
+class Shutdown(_Message, frozen=True):
+    """Leave the step loop now; what still runs gets no answer."""
+
+
+Command = AddRequest | AbortRequest | Shutdown
+
+
+# ---------------------------------------------------------------- what comes back
+
+
+class TokenLogprobs(_Message, frozen=True):
+    """Natural logs of the raw model distribution, before temperature, bias and masks."""
+
+    logprob: float
+    rank: int  # of the chosen token; 1 is the most likely
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class PrefillChunk(_Message, frozen=True):
+    """One step's share of a request's prompt (or of its recompute after a preemption)."""
+
+    step_id: int
+    start_ns: int
+    end_ns: int
+    num_tokens: int
+
+
+class RequestTiming(_Message, frozen=True):
+    """Stamps of one sample; 0 means: did not happen."""
+
+    arrival_ns: int
+    grammar_ready_ns: int = 0
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    finished_ns: int = 0
+    num_preemptions: int = 0
+    first_step_id: int = 0
+    prefill_chunks: tuple[PrefillChunk, ...] = ()
+
+
+class Failure(_Message, frozen=True):
+    """Why a sample ended with FinishReason.ERROR; `errors.ERRORS_BY_REASON` has the types."""
+
+    reason: str
+    message: str
+    field: str = ""
+
+
+class Finish(_Message, frozen=True):
+    reason: FinishReason
+    timing: RequestTiming
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+
+class RequestOutput(_Message, frozen=True):
+    """What one step made of one sample; `finish` comes once, with the last tokens or after them."""
+
+    request_id: str
+    index: int
+    new_token_ids: list[int] = []
+    new_logprobs: list[TokenLogprobs] = []  # empty, or one per new token
+    num_prefilled_tokens: int | None = None  # prompt tokens with KV; set by steps that prefilled
+    num_cached_tokens: int = 0  # of those, from the prefix cache
+    finish: Finish | None = None
+
+
+class CoreStats(_Message, frozen=True):
+    """Gauges as of now, counters since this core started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    total_blocks: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    used_blocks: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0  # prompt tokens computed (cached ones left out)
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+
+
+class StepFrame(_Message, frozen=True):
+    """One step, or a heartbeat of an idle core (no outputs, step_id of the last step)."""
+
+    step_id: int
+    start_ns: int
+    end_ns: int
+    num_scheduled_tokens: int
+    outputs: list[RequestOutput]
+    stats: CoreStats
+
+
+class Ready(_Message, frozen=True):
+    """First frame of a core: the model is loaded, the pool is allocated."""
+
+    pid: int
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    op_backends: dict[str, str]
+    weights_digest: str
+
+
+class StartFailed(_Message, frozen=True):
+    """Only frame of a core that could not start: the configuration is at fault, not the machine."""
+
+    message: str
+
+
+Frame = Ready | StepFrame | StartFailed
