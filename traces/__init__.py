@@ -1,0 +1,1 @@
+"""OpenTelemetry set-up, span and attribute names, and the local trace store."""

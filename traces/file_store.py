@@ -1,0 +1,197 @@
+"""The local trace store: one directory, one JSON-lines file per process, no server.
+
+Each line is one finished span:
+
+    {"trace_id", "span_id", "parent_span_id", "name", "kind", "start_unix_ns", "end_unix_ns",
+     "attributes", "events": [{"name", "unix_ns", "attributes"}],
+     "links": [{"trace_id", "span_id"}], "status": {"code", "message"},
+     "service", "pid"}
+
+A file that grew past its limit is renamed with a suffix and a new one begun; files of the
+directory older than the age limit are removed, the oldest first when there are too many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TypedDict
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import format_span_id, format_trace_id
+
+AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+
+
+class StoredEvent(TypedDict):
+    name: str
+    unix_ns: int
+    attributes: dict[str, AttributeValue]
+
+
+class StoredLink(TypedDict):
+    trace_id: str
+    span_id: str
+
+
+class StoredStatus(TypedDict):
+    code: str  # UNSET, OK, ERROR
+    message: str
+
+
+class StoredSpan(TypedDict):
+    trace_id: str
+    span_id: str
+    parent_span_id: str  # empty: a root
+    name: str
+    kind: str  # SERVER, CLIENT, INTERNAL, ...
+    start_unix_ns: int
+    end_unix_ns: int
+    attributes: dict[str, AttributeValue]
+    events: list[StoredEvent]
+    links: list[StoredLink]
+    status: StoredStatus
+    service: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    file_bytes: int = 64 * 1024 * 1024
+    max_files: int = 32  # in the directory, all processes together
+    max_age_seconds: float = 7 * 24 * 3600.0
+
+
+class FileSpanExporter(SpanExporter):
+    """Appends spans to `<directory>/<service>-<pid>.jsonl`.
+
+    Used by one export thread. A full disk or a vanished directory loses spans, never a request:
+    such an export reports FAILURE and the next one tries again.
+    """
+
+    def __init__(self, directory: Path, service: str, limits: StoreLimits = StoreLimits()) -> None:
+        self._directory = directory
+        self._service = service
+        self._limits = limits
+        self._path = directory / f"{service}-{os.getpid()}.jsonl"
+        self._file: FileIO | None = None
+        self._num_rotations = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = b"".join(
+            json.dumps(_stored(span, self._service), ensure_ascii=False).encode() + b"\n"
+            for span in spans
+        )
+        try:
+            self._append(lines)
+        except OSError:
+            self._close()
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._close()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True  # every export is written through
+
+    def _append(self, lines: bytes) -> None:
+        if self._file is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(self._path, "ab")
+            _remove_old_files(self._directory, self._limits, keep=self._path)
+        self._file.write(lines)
+        if self._file.tell() >= self._limits.file_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        self._close()
+        self._num_rotations += 1
+        self._path.rename(self._path.with_suffix(f".{self._num_rotations}.jsonl"))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_spans(directory: Path, trace_id: str | None = None) -> Iterator[StoredSpan]:
+    """All spans of the directory, or those of one trace; a line cut off by a crash is skipped."""
+    for path in sorted(directory.glob("*.jsonl")):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if trace_id is not None and trace_id not in line:
+                    continue
+                try:
+                    span: StoredSpan = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if trace_id is None or span["trace_id"] == trace_id:
+                    yield span
+
+
+def _stored(span: ReadableSpan, service: str) -> StoredSpan:
+    context = span.get_span_context()
+    if context is None or span.start_time is None or span.end_time is None:
+        raise ValueError("only finished spans are exported")
+    return StoredSpan(
+        trace_id=format_trace_id(context.trace_id),
+        span_id=format_span_id(context.span_id),
+        parent_span_id=format_span_id(span.parent.span_id) if span.parent else "",
+        name=span.name,
+        kind=span.kind.name,
+        start_unix_ns=span.start_time,
+        end_unix_ns=span.end_time,
+        attributes=_plain(span.attributes),
+        events=[
+            StoredEvent(
+                name=event.name,
+                unix_ns=event.timestamp,
+                attributes=_plain(event.attributes),
+            )
+            for event in span.events
+        ],
+        links=[
+            StoredLink(
+                trace_id=format_trace_id(link.context.trace_id),
+                span_id=format_span_id(link.context.span_id),
+            )
+            for link in span.links
+        ],
+        status=StoredStatus(
+            code=span.status.status_code.name, message=span.status.description or ""
+        ),
+        service=service,
+        pid=os.getpid(),
+    )
+
+
+def _plain(attributes: object) -> dict[str, AttributeValue]:
+    if not attributes:
+        return {}
+    items = dict(attributes)  # type: ignore[call-overload]
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in items.items()
+    }
+
+
+def _remove_old_files(directory: Path, limits: StoreLimits, keep: Path) -> None:
+    """Applies age and count limits; another process may remove the same files meanwhile."""
+    ages: list[tuple[float, Path]] = []
+    for path in directory.glob("*.jsonl"):
+        if path == keep:
+            continue
+        try:
+            ages.append((time.time() - path.stat().st_mtime, path))
+        except FileNotFoundError:
+            continue
+    ages.sort(key=lambda entry: entry[0])  # youngest first
+    for rank, (age, path) in enumerate(ages):
+        if age > limits.max_age_seconds or rank >= limits.max_files - 1:
+            path.unlink(missing_ok=True)
