@@ -1,0 +1,145 @@
+"""One sample's tokens become its text: detokenizer, then stop strings, with the logprobs in step.
+
+    token ids -> Detokenizer -> characters -> StopChecker -> text that may be sent
+
+Tokens count as they are consumed, the one that completes a stop string included; later ones are
+ignored. A token's logprob entry travels with the token's text: it waits while that text is held
+back, and goes away with it when a stop string cuts it off. So the entries describe the text that
+was sent, in a stream as in one piece.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from clients.text.detokenizer import Detokenizer
+from clients.text.errors import TextLayerError
+from clients.text.stop_strings import StopChecker, StopResult
+from clients.text.tokenizer import Tokenizer
+from clients.types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobEntry:
+    token_id: int
+    token: str
+    bytes: bytes  # the token's true bytes, also where it is a piece of a character
+    logprob: float
+    top: tuple[TopLogprob, ...]  # most likely first
+    hidden: bool  # adds nothing to the text: a special token or an end token
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+    token_ids: tuple[int, ...]  # consumed by this push
+    logprobs: tuple[LogprobEntry, ...]  # of the text released by now
+    matched_stop: str | None
+
+
+class TextStream:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        want_logprobs: bool = False,
+        hidden_token_ids: Collection[int] = (),
+    ) -> None:
+        """`min_tokens`: a stop string counts from this token on: one that is complete with fewer
+        tokens is ordinary text. `hidden_token_ids`: the ids that end the sample (end of sequence,
+        stop ids); like special tokens they show only with `skip_special_tokens` off."""
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stop_checker = StopChecker(stop, include_stop=include_stop_str_in_output)
+        self._skip_special_tokens = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._want_logprobs = want_logprobs
+        self._hidden_token_ids = frozenset(hidden_token_ids) if skip_special_tokens else frozenset()
+        # Entries not yet delivered, each with the place in the text where its token begins.
+        self._waiting: deque[tuple[int, LogprobEntry]] = deque()
+        self._num_decoded = 0  # characters
+        self._num_released = 0  # characters, of those
+        self.num_tokens = 0
+        self.matched_stop: str | None = None
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> TextDelta:
+        """`logprobs` holds one per token where they are wanted."""
+        if self._want_logprobs and len(logprobs) != len(token_ids):
+            raise TextLayerError(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
+        texts = []
+        num_before = self.num_tokens
+        for place, token_id in enumerate(token_ids):
+            if self.matched_stop is not None:
+                break
+            self.num_tokens += 1
+            if self._want_logprobs:
+                entry = self._entry(token_id, logprobs[place])
+                self._waiting.append((self._num_decoded, entry))
+            if token_id not in self._hidden_token_ids:
+                texts.append(self._release(self._detokenizer.push(token_id)))
+        return TextDelta(
+            text="".join(texts),
+            token_ids=tuple(token_ids[: self.num_tokens - num_before]),
+            logprobs=self._released_entries(),
+            matched_stop=self.matched_stop,
+        )
+
+    def finish(self) -> TextDelta:
+        """No more tokens: the text that was held back, and U+FFFD for an unfinished character."""
+        text = ""
+        if self.matched_stop is None:
+            text = self._release(self._detokenizer.finish())
+        if self.matched_stop is None:
+            rest = self._stop_checker.finish()
+            self._num_released += len(rest)
+            text += rest
+        return TextDelta(text, (), self._released_entries(), self.matched_stop)
+
+    def _release(self, text: str) -> str:
+        self._num_decoded += len(text)
+        result: StopResult = self._stop_checker.push(
+            text, honour=self.num_tokens >= self._min_tokens
+        )
+        self._num_released += len(result.text)
+        self.matched_stop = result.matched
+        return result.text
+
+    def _entry(self, token_id: int, logprobs: TokenLogprobs) -> LogprobEntry:
+        tokenizer = self._tokenizer
+        return LogprobEntry(
+            token_id=token_id,
+            token=tokenizer.token_text(token_id),
+            bytes=tokenizer.token_bytes(token_id),
+            logprob=logprobs.logprob,
+            top=tuple(
+                TopLogprob(
+                    top_id, tokenizer.token_text(top_id), tokenizer.token_bytes(top_id), logprob
+                )
+                for top_id, logprob in logprobs.top
+            ),
+            hidden=token_id in self._hidden_token_ids
+            or (self._skip_special_tokens and tokenizer.is_special(token_id)),
+        )
+
+    def _released_entries(self) -> tuple[LogprobEntry, ...]:
+        nothing_held = (
+            self._num_released == self._num_decoded and not self._detokenizer.in_character
+        )
+        released = []
+        while self._waiting and (nothing_held or self._waiting[0][0] < self._num_released):
+            released.append(self._waiting.popleft()[1])
+        return tuple(released)
