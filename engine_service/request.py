@@ -1,0 +1,123 @@
+"""One sample of one generation, as the engine core holds it.
+
+    tokens      |<---------- prompt ---------->|<--- output --->|
+    KV cache    |<- cached ->|<- computed ->|  (rest: not yet)  |
+                0            num_cached     num_computed        num_tokens
+
+Each step moves `num_computed_tokens` towards `num_tokens`; when it arrives there, the step's last
+row of logits is the next token's. Nothing here knows of prefill or decode.
+
+    WAITING_FOR_GRAMMAR ──> WAITING ──> RUNNING ──> FINISHED_STOP, FINISHED_LENGTH
+                                        │     ^
+                                        v     │     and from every state:
+                                       PREEMPTED    FINISHED_ABORT, FINISHED_ERROR
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine_service.messages import (
+    FinishReason,
+    PrefillChunk,
+    RequestTiming,
+    SamplingParams,
+    StoppingCriteria,
+    StructuredOutput,
+)
+
+RequestKey = tuple[str, int]  # (request_id, sample index)
+
+
+class RequestStatus(enum.Enum):
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOP = "finished_stop"
+    FINISHED_LENGTH = "finished_length"
+    FINISHED_ABORT = "finished_abort"
+    FINISHED_ERROR = "finished_error"
+
+    @property
+    def is_finished(self) -> bool:
+        return self in _FINISHED
+
+
+FINISHED_STATUS: dict[FinishReason, RequestStatus] = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOP,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORT,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+_FINISHED = frozenset(FINISHED_STATUS.values())
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owned by the scheduler; the model runner and the sampler only read it."""
+
+    request_id: str
+    index: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stopping: StoppingCriteria
+    structured_output: StructuredOutput | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival_ns: int = 0
+
+    key: RequestKey = field(init=False)
+    rank: tuple[int, int, int] = (0, 0, 0)  # (priority, arrival, order of adding): lowest is first
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(init=False)  # prompt, then output
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, made on demand
+
+    num_computed_tokens: int = 0  # tokens whose KV exists
+    num_cached_tokens: int = 0  # of those, prefix hits of the first scheduling
+    num_prefilled_tokens: int = 0  # prompt tokens that ever had KV: never falls, as progress
+    num_admitted_tokens: int = 0  # known when last admitted; computing these is prefill
+
+    grammar_ready_ns: int = 0
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    finished_ns: int = 0
+    num_preemptions: int = 0
+    first_step_id: int = 0
+    prefill_chunks: list[PrefillChunk] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.key = (self.request_id, self.index)
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    def append_output(self, token_id: int) -> None:
+        self.output_token_ids.append(token_id)
+        self.token_ids.append(token_id)
+
+    def timing(self) -> RequestTiming:
+        return RequestTiming(
+            arrival_ns=self.arrival_ns,
+            grammar_ready_ns=self.grammar_ready_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            finished_ns=self.finished_ns,
+            num_preemptions=self.num_preemptions,
+            first_step_id=self.first_step_id,
+            prefill_chunks=tuple(self.prefill_chunks),
+        )

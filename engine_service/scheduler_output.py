@@ -1,0 +1,43 @@
+"""What one step computes, and what came of it: the data between scheduler, runner and core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine_service.messages import Failure, TokenLogprobs
+from engine_service.request import Request, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request's share of one step: tokens [num_computed, num_computed + num_scheduled).
+
+    Valid until `update_from_output` of the same step. `block_ids` covers all tokens up to the end
+    of the share and must not be changed by the reader.
+    """
+
+    request: Request
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    block_ids: list[int]
+
+    @property
+    def samples(self) -> bool:
+        """Whether the share reaches the last known token, so that the step yields the next one."""
+        return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    step_id: int
+    scheduled: list[ScheduledRequest]
+    num_scheduled_tokens: int  # sum over `scheduled`, at most the token budget
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """By request key; requests whose share did not reach their last token are absent."""
+
+    sampled_token_ids: dict[RequestKey, int]
+    logprobs: dict[RequestKey, TokenLogprobs] = field(default_factory=dict)
+    failures: dict[RequestKey, Failure] = field(default_factory=dict)  # NaN logits, ...
