@@ -1,6 +1,7 @@
 """Everything a call can raise, as one tree.
 
-    EngineClientError            base: message, request_id, reason, retry_after_seconds, field_violations
+    EngineClientError            message, request_id, reason, retry_after_seconds,
+    │                            field_violations, usage
     ├── InvalidRequest           a field is wrong (INVALID_ARGUMENT)
     │   └── ContextLengthExceeded  (OUT_OF_RANGE)
     ├── ModelNotFound            (NOT_FOUND)
@@ -11,10 +12,13 @@
     ├── TokenizerStale           fetch the tokenizer again (FAILED_PRECONDITION)
     ├── EngineUnavailable        dead, loading, draining or out of reach (UNAVAILABLE)
     ├── DeadlineExceeded         the call's deadline passed (DEADLINE_EXCEEDED)
-    ├── Unauthenticated          (UNAUTHENTICATED)
+    ├── Unauthenticated          (UNAUTHENTICATED, PERMISSION_DENIED)
+    ├── CallCancelled            this side closed the stream or the client while it was read
     └── InternalError            a fault of the engine (INTERNAL and anything unknown)
 
 A type is chosen by `ErrorInfo.reason` where the status carries one, by the status code otherwise.
+With a reason the message is the engine's, written for callers; an empty `reason` means that it is
+the transport's own text, which names addresses.
 """
 
 from __future__ import annotations
@@ -91,6 +95,10 @@ class DeadlineExceeded(EngineClientError):
 
 
 class Unauthenticated(EngineClientError):
+    pass
+
+
+class CallCancelled(EngineClientError):
     pass
 
 

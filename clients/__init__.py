@@ -1,0 +1,95 @@
+"""Python client of the engine's gRPC API.
+
+    async with EngineClient("127.0.0.1:50051") as client:
+        async with client.generate(GenerateRequest(prompt="Hello")) as stream:
+            async for event in stream:
+                print(event)
+
+`SyncEngineClient` is the same without asyncio; `clients.testing` has a scripted engine for tests.
+"""
+
+from __future__ import annotations
+
+from clients.engine_client import EngineClient
+from clients.errors import (
+    CallCancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineClientError,
+    EngineUnavailable,
+    FieldViolation,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    QueueFull,
+    RequestIdInUse,
+    SlowReader,
+    TokenizerStale,
+    Unauthenticated,
+)
+from clients.generate_stream import GenerateStream
+from clients.options import ClientOptions, TlsOptions
+from clients.sync_client import SyncEngineClient, SyncGenerateStream
+from clients.types import (
+    Accepted,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    GenerationDefaults,
+    LoadReport,
+    ModelInfo,
+    PrefillProgress,
+    SamplingParams,
+    ServerInfo,
+    StoppingCriteria,
+    StructuredOutput,
+    Timing,
+    TokenizerBundle,
+    TokenLogprobs,
+    Usage,
+)
+
+__all__ = [
+    "Accepted",
+    "CallCancelled",
+    "ClientOptions",
+    "ContextLengthExceeded",
+    "DeadlineExceeded",
+    "Delta",
+    "EngineClient",
+    "EngineClientError",
+    "EngineUnavailable",
+    "FieldViolation",
+    "FinishReason",
+    "Finished",
+    "GenerateEvent",
+    "GenerateRequest",
+    "GenerateStream",
+    "GenerationDefaults",
+    "InternalError",
+    "InvalidRequest",
+    "LoadReport",
+    "ModelInfo",
+    "ModelNotFound",
+    "OutOfMemory",
+    "PrefillProgress",
+    "QueueFull",
+    "RequestIdInUse",
+    "SamplingParams",
+    "ServerInfo",
+    "SlowReader",
+    "StoppingCriteria",
+    "StructuredOutput",
+    "SyncEngineClient",
+    "SyncGenerateStream",
+    "Timing",
+    "TlsOptions",
+    "TokenLogprobs",
+    "TokenizerBundle",
+    "TokenizerStale",
+    "Unauthenticated",
+    "Usage",
+]

@@ -1,0 +1,58 @@
+"""One CLIENT span per rpc, by OpenTelemetry's API alone.
+
+The parent is taken where the call is made and the span is never attached as the current one:
+a stream's events are read by whoever reads them, and its context must not leak there.
+"""
+
+from __future__ import annotations
+
+import grpc
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from traces import names
+from traces.propagation import inject
+
+SERVICE = "firsttoken.v1.Engine"
+
+_tracer = trace.get_tracer("firsttoken.clients")
+
+
+class RpcSpan:
+    """Ends exactly once, with the status of the rpc."""
+
+    def __init__(self, method: str, parent: Context, *, request_id: str = "") -> None:
+        attributes = {
+            names.RPC_SYSTEM: "grpc",
+            names.RPC_SERVICE: SERVICE,
+            names.RPC_METHOD: method,
+        }
+        if request_id:
+            attributes[names.REQUEST_ID] = request_id
+        self._span = _tracer.start_span(
+            f"{SERVICE}/{method}", context=parent, kind=SpanKind.CLIENT, attributes=attributes
+        )
+        self.metadata = inject(trace.set_span_in_context(self._span, parent))
+        self._ended = False
+
+    @classmethod
+    def inside_trace(cls, method: str) -> RpcSpan | None:
+        """For calls about the engine: they belong to a trace that is there, and start none."""
+        parent = otel_context.get_current()
+        if not trace.get_current_span(parent).get_span_context().is_valid:
+            return None
+        return cls(method, parent)
+
+    def end(self, code: grpc.StatusCode, *, is_error: bool = True) -> None:
+        """`is_error=False` for a stream that was left on purpose, its work done."""
+        if self._ended:
+            return
+        self._ended = True
+        number: int = code.value[0]
+        self._span.set_attribute(names.RPC_GRPC_STATUS_CODE, number)
+        if code is not grpc.StatusCode.OK and is_error:
+            self._span.set_attribute(names.ERROR_TYPE, code.name)
+            self._span.set_status(Status(StatusCode.ERROR, code.name))
+        self._span.end()
