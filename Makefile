@@ -1,0 +1,34 @@
+# `make serve` and `make test` set everything up on their own; a second run installs nothing.
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-full check protos clean
+
+BIN := .venv/bin
+PACKAGES := clients engine_service http_facade kernels protos traces tests
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: ## the virtual environment with everything pinned; starts nothing
+	@scripts/install.sh
+
+serve: install ## engine and HTTP facade with the embedded model; ARGS="..." are firsttoken's flags
+	@$(BIN)/firsttoken serve $(ARGS)
+
+test: install ## the tests that fit in minutes; ARGS="..." are pytest's
+	$(BIN)/python -m pytest $(ARGS)
+
+test-full: install ## the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: install ## lint, format, types, and that the generated protobuf code is current
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/mypy
+	scripts/protos.sh --check
+
+protos: install ## generate protos/engine_pb2*.py from protos/engine.proto
+	scripts/protos.sh
+
+clean: ## remove what install, tests and checks made (the imported model stays)
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

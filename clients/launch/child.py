@@ -1,0 +1,101 @@
+"""One supervised child: started, ready when it says so, ended with its whole process group.
+
+A child prints one line `{"event": "listening", ...}` on stdout when it is ready; its log is its
+stderr, which is ours too. It leads a process group of its own, so that Ctrl-C reaches `serve`
+alone, which then ends its children in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
+_LINE_LIMIT_BYTES = 1024 * 1024
+
+
+class Child:
+    """One run of a program; restart by making another."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.ready_at: float | None = None  # on the event loop's clock
+        self._process = process
+        self._where: Mapping[str, str] | None = None
+        self._settled = asyncio.Event()  # it listens, or never will
+        self._reader = asyncio.create_task(self._read_stdout())
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_DIE_WITH_PARENT)),
+            *(str(os.getpid()), str(int(signal.SIGKILL))),
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_LIMIT_BYTES,
+            start_new_session=True,
+        )
+        return cls(process)
+
+    async def listening(self) -> Mapping[str, str] | None:
+        """Where it listens, once it does; None when it ended before."""
+        await self._settled.wait()
+        return self._where
+
+    async def wait(self) -> int:
+        """The exit code as a shell would say it: 128 + n for a death by signal n."""
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    async def stop(self, grace_seconds: float) -> bool:
+        """Asks it to end, kills it after the grace; False when it had to be killed."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+        try:
+            await asyncio.wait_for(self.wait(), grace_seconds)
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+            return False
+        return True
+
+    def kill(self) -> None:
+        if self._process.returncode is not None:  # reaped: the number may be another's by now
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _read_stdout(self) -> None:
+        stdout = self._process.stdout
+        try:
+            while stdout is not None and (line := await stdout.readline()):
+                self._take_line(line)
+        finally:
+            self._settled.set()
+
+    def _take_line(self, line: bytes) -> None:
+        event = _listening_event(line)
+        if event is None:
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+        elif self._where is None:
+            self._where = event
+            self.ready_at = asyncio.get_running_loop().time()
+            self._settled.set()
+
+
+def _listening_event(line: bytes) -> Mapping[str, str] | None:
+    try:
+        value: object = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or value.get("event") != "listening":
+        return None
+    return {str(key): str(item) for key, item in value.items()}

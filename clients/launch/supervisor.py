@@ -1,0 +1,167 @@
+"""The life of `serve`'s two children, as one straight run.
+
+    start engine -> it listens -> start facade -> it listens -> say where -> keep both running
+                                                                             |
+    a signal, from any point ------------------> stop facade, then engine <--+ one keeps failing
+
+A child that fails before it ever listened ends `serve` with its exit code: the input is at fault
+(2) or the installation is. One that dies later is started again, sooner at first, and given up
+only when it keeps failing. The second signal kills at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clients.launch.child import Child
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """How to start one child. `pin` turns where it listened into arguments for its next start."""
+
+    name: str
+    command: Sequence[str]
+    pin: Callable[[Mapping[str, str]], Sequence[str]]
+    grace_seconds: float  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    delays_seconds: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0)  # one per failure in a row
+    steady_seconds: float = 30.0  # a child that listened so long has recovered
+
+
+class _Kept:
+    """A child's place: the plan stays, the process in it changes."""
+
+    def __init__(self, plan: ChildPlan, child: Child) -> None:
+        self.plan = plan
+        self.child = child
+        self._pinned: Sequence[str] = ()
+
+    @classmethod
+    async def start(cls, plan: ChildPlan) -> _Kept:
+        return cls(plan, await Child.start(plan.command))
+
+    async def restart(self) -> None:
+        self.child = await Child.start([*self.plan.command, *self._pinned])
+
+    async def listening(self) -> Mapping[str, str] | None:
+        """Where it listens, from its first start on; None when it ended before."""
+        where = await self.child.listening()
+        if where is not None and not self._pinned:
+            self._pinned = self.plan.pin(where)
+        return where
+
+
+class Supervisor:
+    def __init__(
+        self,
+        engine: ChildPlan,
+        facade: Callable[[Mapping[str, str]], ChildPlan],
+        announce: Callable[[Mapping[str, str], Mapping[str, str]], Awaitable[None]],
+        policy: RestartPolicy = RestartPolicy(),
+    ) -> None:
+        """`facade` makes its plan from where the engine listens; `announce` tells the user.
+
+        It may wait for more than that both listen: it runs beside the watch over them.
+        """
+        self._engine = engine
+        self._facade = facade
+        self._announce = announce
+        self._policy = policy
+        self._kept: list[_Kept] = []  # in the order of their start
+        self._stopping = asyncio.Event()
+        self._num_signals = 0
+
+    async def run(self) -> int:
+        """Returns the exit code: 0 after a signal, 1 when a second one forced the end."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._serve())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        stopping.cancel()
+        await asyncio.wait({serving, stopping})
+        await self._stop_children()
+        if not serving.cancelled():
+            return serving.result()
+        return 1 if self._is_forced else 0
+
+    async def _serve(self) -> int:
+        """Ends when a child cannot be kept running; then with its exit code."""
+        engine = await self._start(self._engine)
+        engine_at = await engine.listening()
+        if engine_at is None:
+            return await engine.child.wait() or 1
+        facade = await self._start(self._facade(engine_at))
+        facade_at = await facade.listening()
+        if facade_at is None:
+            return await facade.child.wait() or 1
+        announcing = asyncio.ensure_future(self._announce(engine_at, facade_at))
+        keepers = [asyncio.create_task(self._keep_running(kept)) for kept in self._kept]
+        try:
+            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in (announcing, *keepers):
+                task.cancel()
+            await asyncio.wait([announcing, *keepers])
+
+    async def _start(self, plan: ChildPlan) -> _Kept:
+        kept = await _Kept.start(plan)
+        self._kept.append(kept)
+        return kept
+
+    async def _keep_running(self, kept: _Kept) -> int:
+        """Ends only when the child keeps failing; then with its last exit code."""
+        failures = 0
+        while True:
+            await kept.listening()
+            code = await kept.child.wait()
+            failures = 1 if self._was_steady(kept.child) else failures + 1
+            name, delays = kept.plan.name, self._policy.delays_seconds
+            if failures > len(delays):
+                _say(f"{name} keeps ending (exit code {code}); giving up.")
+                return code or 1
+            delay = delays[failures - 1]
+            _say(f"{name} ended with exit code {code}; starting it again in {delay:g} s.")
+            await asyncio.sleep(delay)
+            await kept.restart()
+
+    def _was_steady(self, child: Child) -> bool:
+        if child.ready_at is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        return now - child.ready_at >= self._policy.steady_seconds
+
+    @property
+    def _is_forced(self) -> bool:
+        return self._num_signals > 1
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._stopping.set()
+        if not self._is_forced:
+            _say("stopping; a second signal stops at once.")
+            return
+        for kept in self._kept:
+            kept.child.kill()
+
+    async def _stop_children(self) -> None:
+        """The facade first, so that it can end its requests on a living engine."""
+        for kept in reversed(self._kept):
+            await kept.child.stop(0.0 if self._is_forced else kept.plan.grace_seconds)
+
+
+def _say(message: str) -> None:
+    print(f"firsttoken: {message}", file=sys.stderr, flush=True)

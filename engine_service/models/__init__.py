@@ -1,0 +1,1 @@
+"""Model architectures: which ones run here, their configuration, and the one native decoder."""

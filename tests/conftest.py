@@ -1,0 +1,89 @@
+"""What every kind of test shares: the embedded model, and tiny random ones of each architecture."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch: a test runs beside others and beside the processes it starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import json
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from engine_service.model_store import resolve_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+class MakeTinyModel(Protocol):
+    """`arch` is llama, mistral, qwen2 or qwen3; overrides are fields of its transformers config.
+
+    Equal arguments give the same directory, which must not be changed.
+    """
+
+    def __call__(self, arch: str, **overrides: object) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def embedded_model_dir() -> Path:
+    """SmolLM2-135M-Instruct as imported into the user's cache."""
+    return resolve_model(None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(
+    embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> MakeTinyModel:
+    """A factory of tiny random models that can be served: they have the embedded tokenizer."""
+    made: dict[str, Path] = {}
+
+    def make(arch: str, **overrides: object) -> Path:
+        key = json.dumps([arch, overrides], sort_keys=True)
+        if key not in made:
+            directory = tmp_path_factory.mktemp(f"tiny-{arch}")
+            _save_tiny_model(directory, arch, overrides)
+            for name in TOKENIZER_FILES:
+                shutil.copy(embedded_model_dir / name, directory / name)
+            made[key] = directory
+        return made[key]
+
+    return make
+
+
+def _save_tiny_model(directory: Path, arch: str, overrides: dict[str, object]) -> None:
+    # Here, not above: most tests need neither.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields: dict[str, object] = {
+        "vocab_size": 49152,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,  # wide, so that greedy choices are not near-ties
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    config = AutoConfig.for_model(arch, **{**fields, **overrides})
+    with torch.random.fork_rng():
+        torch.manual_seed(20)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # biases start as 0 and norms as 1: they would not matter
+                    parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.eval().save_pretrained(directory)

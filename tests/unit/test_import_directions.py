@@ -1,0 +1,194 @@
+"""Who may import whom, read from the code itself and from what an import really loads."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = {"clients", "engine_service", "http_facade", "kernels", "protos", "traces"}
+STDLIB = sys.stdlib_module_names
+
+# Package: what it may import of ours.
+MAY_IMPORT = {
+    "protos": set[str](),
+    "kernels": set[str](),
+    "traces": set[str](),
+    "clients": {"protos", "traces"},
+    "engine_service": {"protos", "kernels", "traces"},
+    "http_facade": {"clients", "traces"},
+}
+# Package: the only third parties it may import.
+ONLY_IMPORTS = {
+    "protos": {"grpc", "google"},
+    "kernels": {"torch", "triton", "numpy"},
+    "traces": {"opentelemetry"},
+}
+NEVER_IMPORTS = {
+    "clients": {"torch", "transformers", "xgrammar", "aiohttp"},
+    "engine_service": {"aiohttp"},
+    "http_facade": {"torch", "transformers", "xgrammar", "grpc", "google"},
+}
+# Plain bookkeeping: any test may run them, in milliseconds.
+BOOKKEEPING = ("scheduler", "kv_cache_manager", "block_pool", "request")
+
+# Package, or part of one: the extras beside the base that bring what it imports.
+EXTRAS = {
+    "protos": (),
+    "clients": (),
+    "clients/text": ("facade",),
+    "http_facade": ("facade",),
+    "engine_service": ("engine",),
+    "kernels": ("engine",),
+}
+
+
+def source_files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield node.lineno, node.module or ""
+
+
+def top_level_imports(path: Path) -> Iterator[tuple[str, str]]:
+    for line, module in imports(path):
+        yield f"{path.relative_to(ROOT)}:{line}", module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", sorted(OURS))
+def test_packages_import_each_other_in_one_direction(package: str) -> None:
+    wrong = [
+        f"{place} imports {name}"
+        for path in source_files(package)
+        for place, name in top_level_imports(path)
+        if name in OURS - MAY_IMPORT[package] - {package}
+        or name in NEVER_IMPORTS.get(package, set())
+        or (package in ONLY_IMPORTS and name not in {*STDLIB, *OURS, *ONLY_IMPORTS[package]})
+    ]
+    assert wrong == []
+
+
+def test_nobody_imports_the_tests() -> None:
+    for package in OURS:
+        for path in source_files(package):
+            assert "tests" not in {name for _, name in top_level_imports(path)}, path
+
+
+def declared(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = list(project["dependencies"])
+    for extra in extras:
+        requirements += project["optional-dependencies"][extra]
+    return {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in requirements}
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("part", sorted(EXTRAS))
+def test_what_a_part_imports_is_declared_as_its_dependency(part: str) -> None:
+    dependencies = declared(*EXTRAS[part])
+    distributions = packages_distributions()
+    nested = [other for other in EXTRAS if other.startswith(f"{part}/")]
+    wrong = [
+        f"{place} imports {name}"
+        for path in source_files(part)
+        if not any(path.is_relative_to(ROOT / other) for other in nested)
+        for place, name in top_level_imports(path)
+        if name not in {*STDLIB, *OURS}
+        and not dependencies & {normalised(d) for d in distributions.get(name, [])}
+    ]
+    assert wrong == []
+
+
+# ---------------------------------------------------------------- what imports really load
+
+
+def python(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", code, *arguments]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def loaded_by(modules: list[str], suspects: set[str]) -> set[str]:
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1].split(','): importlib.import_module(name)\n"
+        "print(*(name for name in sys.argv[2].split(',') if name in sys.modules))"
+    )
+    return set(python(code, ",".join(modules), ",".join(suspects)).split())
+
+
+def modules_of(package: str) -> list[str]:
+    return [module_name(path) for path in source_files(package) if path.stem != "__main__"]
+
+
+@pytest.mark.parametrize("package", ["clients", "http_facade"])
+def test_client_and_facade_load_no_engine_code(package: str) -> None:
+    suspects = {"torch", "xgrammar", "transformers", "engine_service", "kernels", "numpy"}
+    assert loaded_by(modules_of(package), suspects) == set()
+
+
+def test_the_client_loads_no_more_than_it_needs() -> None:
+    suspects = {"opentelemetry.sdk", "aiohttp", "tokenizers", "jinja2"}
+    assert loaded_by(["clients"], suspects) == set()
+
+
+def test_bookkeeping_loads_neither_torch_nor_grpc_nor_asyncio() -> None:
+    modules = [f"engine_service.{name}" for name in BOOKKEEPING]
+    assert loaded_by(modules, {"torch", "numpy", "grpc", "asyncio", "google.protobuf"}) == set()
+
+
+def test_the_core_process_loads_neither_grpc_nor_opentelemetry() -> None:
+    suspects = {"grpc", "google.protobuf", "opentelemetry", "prometheus_client"}
+    assert loaded_by(["engine_service.core_process"], suspects) == set()
+
+
+def test_the_client_is_imported_quickly() -> None:
+    code = "import time; t = time.perf_counter(); import clients; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(3)) < 0.5  # idle: about 0.1
+
+
+def test_every_module_imports_alone() -> None:
+    """Each in a fork of its own, so that one import cannot help the next over a cycle."""
+    code = """
+import importlib, os, sys
+import aiohttp.web, google.protobuf, grpc.aio, prometheus_client, tokenizers, torch  # slow
+broken = []
+for name in sys.argv[1].split(","):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            importlib.import_module(name)
+            os._exit(0)
+        finally:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    if os.waitpid(pid, 0)[1] != 0:
+        broken.append(name)
+print(*broken)
+"""
+    modules = [module for package in sorted(OURS) for module in modules_of(package)]
+    assert python(code, ",".join(modules)).split() == []
