@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from clients.errors import EngineClientError
 from clients.status import ERROR_DOMAIN, ERRORS_BY_REASON, STATUS_DETAILS_KEY
