@@ -1,4 +1,4 @@
-"""What can be set, each with its unit and default; flags carry the same names (`--max-num-seqs`)."""
+"""What can be set, each with its unit and default; flags carry the same names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
     max_num_seqs: int = 64  # samples running at once
-    max_num_batched_tokens: int = 256  # a step's token budget
+    max_num_batched_tokens: int = 128  # a step's token budget; bounds the gap between two tokens
     max_num_queued_reqs: int = 1024  # samples waiting
     max_num_queued_tokens: int = 4_000_000  # prompt tokens waiting
     max_output_tokens: int | None = None  # cap per sample; None: the context
@@ -38,6 +38,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     num_threads: int | None = None  # of the compute kernels; None: torch's choice
+    check_integrity: bool = False  # re-derive the KV bookkeeping whenever the core falls idle
 
 
 class ServiceConfig(msgspec.Struct, frozen=True):
@@ -50,7 +51,10 @@ class ServiceConfig(msgspec.Struct, frozen=True):
     max_message_bytes: int = 64 * 1024 * 1024
     shutdown_timeout_seconds: float = 30.0  # grace for running requests on SIGTERM
     slow_reader_timeout_seconds: float = 60.0
+    stall_timeout_seconds: float = 10.0  # no sign of life from the core: not serving
+    stall_restart_seconds: float = 300.0  # nor for that long: it is killed and replaced
     trace_dir: str | None = None  # local store; None: none
     otlp_traces_endpoint: str | None = None
     trace_sample_ratio: float = 1.0  # of traces started here; others follow their parent
     core_in_process: bool = False  # a thread in place of a process, for tests and tiny machines
+    log_level: str = "info"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,26 @@ from traces.setup import configure_tracing
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def make_tracer(exporter: FileSpanExporter) -> trace.Tracer:
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return provider.get_tracer("test")
+@pytest.fixture
+def make_tracer() -> Iterator[Callable[[FileSpanExporter], trace.Tracer]]:
+    """Tracers of their own providers, which are shut down at the end."""
+    providers: list[TracerProvider] = []
+
+    def make(exporter: FileSpanExporter) -> trace.Tracer:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        providers.append(provider)
+        return provider.get_tracer("test")
+
+    yield make
+    for provider in providers:
+        provider.shutdown()
 
 
-def test_a_span_is_stored_whole(tmp_path: Path) -> None:
+MakeTracer = Callable[[FileSpanExporter], trace.Tracer]
+
+
+def test_a_span_is_stored_whole(tmp_path: Path, make_tracer: MakeTracer) -> None:
     tracer = make_tracer(FileSpanExporter(tmp_path, "facade"))
     parent = propagation.extract([("traceparent", TRACEPARENT)])
     with tracer.start_as_current_span("outer", context=parent) as outer:
@@ -50,7 +64,7 @@ def test_a_span_is_stored_whole(tmp_path: Path) -> None:
     assert (spans["outer"]["service"], spans["outer"]["pid"]) == ("facade", os.getpid())
 
 
-def test_reading_by_trace_id_and_past_a_torn_line(tmp_path: Path) -> None:
+def test_reading_by_trace_id_and_past_a_torn_line(tmp_path: Path, make_tracer: MakeTracer) -> None:
     tracer = make_tracer(FileSpanExporter(tmp_path, "facade"))
     for _ in range(2):
         tracer.start_span("one").end()
@@ -63,7 +77,7 @@ def test_reading_by_trace_id_and_past_a_torn_line(tmp_path: Path) -> None:
     assert [span["trace_id"] for span in read_spans(tmp_path, wanted)] == [wanted]
 
 
-def test_files_rotate_by_size_and_the_oldest_go(tmp_path: Path) -> None:
+def test_files_rotate_by_size_and_the_oldest_go(tmp_path: Path, make_tracer: MakeTracer) -> None:
     limits = StoreLimits(file_bytes=2_000, max_files=3)
     tracer = make_tracer(FileSpanExporter(tmp_path, "engine", limits))
     for number in range(40):
@@ -77,7 +91,7 @@ def test_files_rotate_by_size_and_the_oldest_go(tmp_path: Path) -> None:
     assert "span 39" in {span["name"] for span in read_spans(tmp_path)}
 
 
-def test_files_past_the_age_limit_are_removed(tmp_path: Path) -> None:
+def test_files_past_the_age_limit_are_removed(tmp_path: Path, make_tracer: MakeTracer) -> None:
     old = tmp_path / "engine-1.jsonl"
     old.write_text("{}\n")
     stamp = time.time() - 10_000
@@ -96,6 +110,7 @@ def test_a_vanished_directory_loses_spans_and_nothing_else(tmp_path: Path) -> No
     assert exporter.export([span]) is SpanExportResult.FAILURE  # type: ignore[list-item]
     blocked.unlink()
     assert exporter.export([span]) is SpanExportResult.SUCCESS  # type: ignore[list-item]
+    exporter.shutdown()
 
 
 @pytest.mark.parametrize(
