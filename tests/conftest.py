@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["FIRSTTOKEN_TRACE_DIR"] = "none"  # traces of tests go where the test says
 
 import json
 import shutil

@@ -20,12 +20,14 @@ _EXPORT_DELAY_MILLIS = 1_000
 _FLUSH_MILLIS = 5_000
 
 
-def default_trace_directory() -> Path:
-    """$FIRSTTOKEN_TRACE_DIR, or `firsttoken/traces` under the user's cache."""
-    if directory := os.environ.get("FIRSTTOKEN_TRACE_DIR"):
-        return Path(directory)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "firsttoken" / "traces"
+def trace_directory(given: str | None) -> str | None:
+    """Where the local store lies: what a flag says, else $FIRSTTOKEN_TRACE_DIR, else
+    `firsttoken/traces` under the user's cache. "none" means no store."""
+    directory = given or os.environ.get("FIRSTTOKEN_TRACE_DIR")
+    if directory is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        directory = str(Path(cache) / "firsttoken" / "traces")
+    return None if directory == "none" else directory
 
 
 class Tracing:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from traces import clock, names, propagation
 from traces.file_store import FileSpanExporter, StoreLimits, read_spans
-from traces.setup import configure_tracing
+from traces.setup import configure_tracing, trace_directory
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -222,3 +222,14 @@ def test_names_are_frozen() -> None:
         if not key.startswith(("SPAN_", "EVENT_"))
     )
     assert json.loads(json.dumps(constants)) == constants
+
+
+def test_the_store_is_where_flag_environment_or_cache_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trace_directory("/flag") == "/flag"
+    assert trace_directory(None) is None  # the tests' environment says none
+    monkeypatch.setenv("FIRSTTOKEN_TRACE_DIR", "/environment")
+    assert trace_directory(None) == "/environment"
+    assert trace_directory("none") is None
+    monkeypatch.delenv("FIRSTTOKEN_TRACE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert trace_directory(None) == "/cache/firsttoken/traces"

@@ -1,0 +1,35 @@
+"""python -m engine_service [MODEL] flags: the engine service, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from engine_service.flags import build_parser, flags_as_json, to_config
+from engine_service.logs import configure_logging
+
+
+def main() -> int:
+    parser = build_parser()
+    arguments = parser.parse_args()
+    if arguments.print_flags:
+        print(flags_as_json(parser))
+        return 0
+
+    # Here, not above: answers about flags need none of it.
+    from engine_service.model_error import ModelError
+    from engine_service.model_store import model_name, resolve_model
+    from engine_service.service import EXIT_BAD_CONFIGURATION, run
+
+    configure_logging(arguments.log_level)
+    try:
+        model_dir = resolve_model(arguments.model)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
+    name = model_name(arguments.model, model_dir)
+    return asyncio.run(run(to_config(arguments, model_dir, name)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Between the step loop and one stream's reader: delivery that never waits, memory that is bounded.
+
+    core --RequestOutput, RequestOutput, ...--> [ one slot per sample ] --> reader
+
+While the reader is busy, what comes merges into its sample's slot: tokens are appended, prefill
+progress keeps its latest value, the finish comes last. A slot holds at most one sample's tokens.
+An idle reader is woken by the first output, so a first token never waits for a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from engine_service.errors import EngineError
+from engine_service.messages import Finish, RequestOutput, TokenLogprobs
+
+
+@dataclass(slots=True)
+class SampleEvents:
+    """What happened to one sample since the reader last looked, in this order."""
+
+    index: int
+    num_prefilled_tokens: int | None = None  # the latest, if a step prefilled
+    num_cached_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def merge(self, output: RequestOutput) -> None:
+        if output.num_prefilled_tokens is not None:
+            self.num_prefilled_tokens = output.num_prefilled_tokens
+            self.num_cached_tokens = output.num_cached_tokens
+        self.token_ids += output.new_token_ids
+        self.logprobs += output.new_logprobs
+        if output.finish is not None:
+            self.finish = output.finish
+
+
+class Collector:
+    """One writer and one reader, both on the event loop."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, SampleEvents] = {}
+        self._failure: EngineError | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        slot = self._slots.get(output.index)
+        if slot is None:
+            slot = self._slots[output.index] = SampleEvents(output.index)
+        slot.merge(output)
+        self._filled.set()
+
+    def fail(self, error: EngineError) -> None:
+        """Ends the stream: the reader gets what is in the slots, then the first error."""
+        if self._failure is None:
+            self._failure = error
+        self._filled.set()
+
+    async def take(self) -> list[SampleEvents]:
+        """Empties the slots, waiting until one is filled. Raises what `fail` was given."""
+        await self._filled.wait()
+        if self._failure is not None and not self._slots:
+            raise self._failure
+        events, self._slots = list(self._slots.values()), {}
+        if self._failure is None:
+            self._filled.clear()
+        return events

@@ -1,0 +1,219 @@
+"""From protobuf to the core's messages and back; every field a caller sends is checked here.
+
+What passes is resolved: defaults applied (the caller's value, else the model's generation config,
+else off), max_tokens clamped, a seed drawn. What doesn't raises an EngineError naming the field
+by its path, as `sampling.temperature`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from engine_service.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    TokenizerStale,
+)
+from engine_service.messages import (
+    AddRequest,
+    SamplingParams,
+    StoppingCriteria,
+    StructuredOutput,
+)
+from engine_service.served_model import ServedModel
+from protos import engine_pb2 as pb
+
+MAX_LOGPROBS: Final = 20
+MAX_CACHE_SALT_BYTES: Final = 1024
+MAX_TENANT_BYTES: Final = 256
+MAX_JSON_SCHEMA_BYTES: Final = 256 * 1024
+MAX_LOGIT_BIAS: Final = 100.0
+
+_REQUEST_ID: Final = re.compile(r"[!-~]{1,256}")  # printable ASCII without the space
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Of a number; NaN and infinities are never inside."""
+
+    low: float
+    high: float
+    includes_low: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        above = value >= self.low if self.includes_low else value > self.low
+        return above and value <= self.high and math.isfinite(value)
+
+    def __str__(self) -> str:
+        return f"{'[' if self.includes_low else '('}{self.low:g}, {self.high:g}]"
+
+
+# ---------------------------------------------------------------- the request
+
+
+def check_request_id(request_id: str) -> None:
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest(
+            "must be 1 to 256 printable ASCII characters without spaces", field="request_id"
+        )
+
+
+def check_target(request: pb.GenerateRequest, model: ServedModel) -> None:
+    """Whether the request is meant for this model and was made with its tokenizer."""
+    if request.model and request.model != model.name:
+        raise ModelNotFound(f"the model {request.model!r} is not served here", field="model")
+    if request.tokenizer_digest and request.tokenizer_digest != model.tokenizer_digest:
+        raise TokenizerStale(
+            "the token ids were made by another tokenizer than this model's",
+            field="tokenizer_digest",
+        )
+
+
+def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
+    if num_tokens == 0:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+    if num_tokens >= model.max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_tokens} tokens, which leaves no room for one more in the"
+            f" context of {model.max_model_len} tokens",
+            field="prompt",
+        )
+
+
+def read_token_ids(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
+    """The prompt given as token ids."""
+    check_prompt_length(len(request.token_ids.ids), model)
+    token_ids = list(request.token_ids.ids)
+    if max(token_ids) >= model.vocab_size:
+        raise InvalidRequest(_not_a_token(max(token_ids), model), field="token_ids.ids")
+    return token_ids
+
+
+def to_add_request(
+    request: pb.GenerateRequest,
+    request_id: str,
+    prompt_token_ids: list[int],
+    model: ServedModel,
+    arrival_ns: int,
+) -> AddRequest:
+    """`prompt_token_ids` are checked already."""
+    n = request.sampling.n if request.sampling.HasField("n") else 1
+    _check(n, _Range(1, model.max_samples), "sampling.n")
+    if len(request.kv.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequest(f"is longer than {MAX_CACHE_SALT_BYTES} bytes", field="kv.cache_salt")
+    if len(request.tenant.encode()) > MAX_TENANT_BYTES:
+        raise InvalidRequest(f"is longer than {MAX_TENANT_BYTES} bytes", field="tenant")
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=_sampling(request, model),
+        stopping=_stopping(request.stopping, len(prompt_token_ids), model),
+        structured_output=_structured_output(request),
+        n=n,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.kv.cache_salt,
+        arrival_ns=arrival_ns,
+    )
+
+
+def _sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams:
+    given, defaults = request.sampling, model.defaults
+
+    def choose(name: str, default: float | None, off: float, allowed: _Range) -> float:
+        if given.HasField(name):  # type: ignore[arg-type]  # a name of this message's fields
+            value: float = getattr(given, name)
+            return _check(value, allowed, f"sampling.{name}")
+        return off if default is None else default
+
+    repetition_range = _Range(0, 10, includes_low=False)
+    return SamplingParams(
+        temperature=choose("temperature", defaults.temperature, 1.0, _Range(0, 2)),
+        top_p=choose("top_p", defaults.top_p, 1.0, _Range(0, 1, includes_low=False)),
+        top_k=_top_k(given, defaults.top_k),
+        min_p=choose("min_p", defaults.min_p, 0.0, _Range(0, 1)),
+        repetition_penalty=choose(
+            "repetition_penalty", defaults.repetition_penalty, 1.0, repetition_range
+        ),
+        presence_penalty=choose("presence_penalty", None, 0.0, _Range(-2, 2)),
+        frequency_penalty=choose("frequency_penalty", None, 0.0, _Range(-2, 2)),
+        logit_bias=_logit_bias(given, model),
+        seed=given.seed if given.HasField("seed") else secrets.randbits(64),
+        num_logprobs=_num_logprobs(request.response),
+    )
+
+
+def _top_k(given: pb.SamplingParams, default: int | None) -> int:
+    top_k = given.top_k if given.HasField("top_k") else (default or 0)
+    if top_k < -1:
+        raise InvalidRequest("must be positive, or -1 or 0 for off", field="sampling.top_k")
+    return max(top_k, 0)
+
+
+def _logit_bias(given: pb.SamplingParams, model: ServedModel) -> dict[int, float]:
+    field = "sampling.logit_bias"
+    for token_id, bias in given.logit_bias.items():
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(_not_a_token(token_id, model), field=field)
+        _check(bias, _Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS), field)
+    return dict(given.logit_bias)
+
+
+def _num_logprobs(response: pb.ResponseOptions) -> int | None:
+    if not response.HasField("logprobs"):
+        return None
+    _check(response.logprobs, _Range(0, MAX_LOGPROBS), "response.logprobs")
+    return response.logprobs
+
+
+def _stopping(
+    given: pb.StoppingCriteria, num_prompt_tokens: int, model: ServedModel
+) -> StoppingCriteria:
+    if given.HasField("max_tokens") and given.max_tokens < 1:
+        raise InvalidRequest("must be at least 1", field="stopping.max_tokens")
+    if given.HasField("max_tokens") and given.min_tokens > given.max_tokens:
+        raise InvalidRequest("is more than max_tokens", field="stopping.min_tokens")
+    for token_id in given.stop_token_ids:
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(_not_a_token(token_id, model), field="stopping.stop_token_ids")
+    room = min(model.max_model_len - num_prompt_tokens, model.max_output_tokens)
+    max_tokens = min(given.max_tokens, room) if given.HasField("max_tokens") else room
+    return StoppingCriteria(
+        max_tokens=max_tokens,
+        min_tokens=min(given.min_tokens, max_tokens),
+        stop_token_ids=tuple(dict.fromkeys(given.stop_token_ids)),
+        eos_token_ids=() if given.ignore_eos else model.eos_token_ids,
+    )
+
+
+def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
+    if not request.HasField("structured_output"):
+        return None
+    given = request.structured_output
+    match given.WhichOneof("constraint"):
+        case "json_schema":
+            num_bytes = len(given.json_schema.encode())
+            if num_bytes > MAX_JSON_SCHEMA_BYTES:
+                raise InvalidRequest(
+                    f"has {num_bytes} bytes, more than {MAX_JSON_SCHEMA_BYTES}",
+                    field="structured_output.json_schema",
+                )
+            return StructuredOutput("json_schema", given.json_schema)
+        case "json_object":
+            return StructuredOutput("json_object") if given.json_object else None
+    raise InvalidRequest("names no constraint", field="structured_output")
+
+
+def _check(value: float, allowed: _Range, field: str) -> float:
+    if value not in allowed:
+        raise InvalidRequest(f"must be within {allowed}, not {value:g}", field=field)
+    return value
+
+
+def _not_a_token(token_id: int, model: ServedModel) -> str:
+    return f"{token_id} is not a token id; the vocabulary has {model.vocab_size}"

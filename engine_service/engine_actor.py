@@ -1,0 +1,289 @@
+"""The owner of the engine service's state: which requests live, and what the core last said.
+
+    servicer --submit, abort--> actor --commands, one frame a loop iteration--> core
+    servicer <--- RequestStream ---- actor <----------- one frame a step ------ core
+
+Everything here runs on the event loop and never waits. A live request leaves the table only when
+the core has acknowledged the end of each of its samples, or has died: until then its id is taken
+and its samples count, whether or not a reader is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine_service.admission import Admission
+from engine_service.collector import Collector, SampleEvents
+from engine_service.config import SchedulerConfig
+from engine_service.errors import (
+    ERRORS_BY_REASON,
+    EngineError,
+    EngineUnavailable,
+    InternalError,
+    RequestIdInUse,
+)
+from engine_service.messages import (
+    AbortRequest,
+    AddRequest,
+    Command,
+    CoreStats,
+    Failure,
+    Finish,
+    FinishReason,
+    Ready,
+    RequestOutput,
+    Shutdown,
+    StepFrame,
+)
+from engine_service.service_metrics import ServiceMetrics
+from engine_service.transport import CoreConnection
+
+_NANO = 1e-9
+
+SampleFinished = Callable[[int, Finish], None]  # (index, how it ended)
+
+
+@dataclass(slots=True)
+class _Sample:
+    is_queued: bool = True
+    is_finished: bool = False
+    num_output_tokens: int = 0
+    last_token_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _LiveRequest:
+    request: AddRequest
+    samples: list[_Sample]
+    on_sample_finished: SampleFinished
+    collector: Collector = field(default_factory=Collector)
+    has_reader: bool = True
+
+
+class RequestStream:
+    """The reader's end of one live request. `close` must be called, whatever happened."""
+
+    def __init__(self, actor: EngineActor, live: _LiveRequest) -> None:
+        self._actor = actor
+        self._live = live
+        self._num_unfinished = live.request.n
+
+    @property
+    def finished(self) -> bool:
+        """The reader has seen the end of each sample."""
+        return self._num_unfinished == 0
+
+    async def take(self) -> list[SampleEvents]:
+        """What happened since the last call, at least one event; raises the request's failure."""
+        events = await self._live.collector.take()
+        self._num_unfinished -= sum(event.finish is not None for event in events)
+        return events
+
+    def close(self) -> None:
+        """The reader leaves; what still runs for it is aborted."""
+        self._actor.leave(self._live)
+
+
+class EngineActor:
+    def __init__(
+        self, limits: SchedulerConfig, metrics: ServiceMetrics, stall_timeout_seconds: float
+    ) -> None:
+        self.stats = CoreStats()
+        self.state_changed = asyncio.Event()  # for who reports health; cleared by it
+        self._metrics = metrics
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._admission = Admission(limits.max_num_queued_reqs, limits.max_num_queued_tokens)
+        self._live: dict[str, _LiveRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._connection: CoreConnection | None = None
+        self._commands: list[Command] = []  # of this loop iteration
+        self._last_frame_ns = 0
+        self._draining = False
+        self._retry_after_seconds: float | None = None
+        metrics.watch_core(lambda: self.stats)
+
+    # ------------------------------------------------------------ for the servicer
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._live)
+
+    def unavailable(self) -> EngineUnavailable | None:
+        """Why nothing can be served now."""
+        if self._draining:
+            return EngineUnavailable("the engine is shutting down")
+        if self._connection is None:
+            return EngineUnavailable(
+                "the engine core is not running yet",
+                retry_after_seconds=self._retry_after_seconds,
+            )
+        silence_seconds = (time.monotonic_ns() - self._last_frame_ns) * _NANO
+        if silence_seconds > self._stall_timeout_seconds:
+            return EngineUnavailable(
+                "the engine core does not respond", retry_after_seconds=self._stall_timeout_seconds
+            )
+        return None
+
+    def check_available(self) -> None:
+        if error := self.unavailable():
+            raise error
+
+    def submit(self, request: AddRequest, on_sample_finished: SampleFinished) -> RequestStream:
+        """Admits a validated request. Raises an EngineError and keeps nothing if it may not run."""
+        try:
+            self.check_available()
+            if request.request_id in self._live:
+                raise RequestIdInUse(
+                    f"request id {request.request_id} is in use", field="request_id"
+                )
+            self._admission.enter(request.n, len(request.prompt_token_ids), time.monotonic())
+        except EngineError as error:
+            self._metrics.rejected(error.reason)
+            raise
+        samples = [_Sample() for _ in range(request.n)]
+        live = _LiveRequest(request, samples, on_sample_finished)
+        self._live[request.request_id] = live
+        self._idle.clear()
+        self._post(request)
+        return RequestStream(self, live)
+
+    def abort(self, request_id: str, indices: tuple[int, ...] = ()) -> None:
+        """Asks the core to end samples; what is unknown or finished is left alone."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        wanted = indices or range(live.request.n)
+        if any(not live.samples[i].is_finished for i in wanted if i < live.request.n):
+            self._post(AbortRequest(request_id, indices))
+
+    def leave(self, live: _LiveRequest) -> None:
+        live.has_reader = False
+        request_id = live.request.request_id
+        if self._live.get(request_id) is live:  # it may have ended, and its id be in use again
+            self.abort(request_id)
+
+    # ------------------------------------------------------------ for the supervisor
+
+    def core_started(self, connection: CoreConnection, ready: Ready) -> None:
+        self._connection = connection
+        self._last_frame_ns = time.monotonic_ns()
+        self.stats = CoreStats(total_blocks=ready.num_blocks, free_blocks=ready.num_blocks)
+        self.state_changed.set()
+
+    def core_lost(self, retry_after_seconds: float | None) -> None:
+        """Fails every live request: whatever the core knew of them is gone."""
+        self._connection = None
+        self._retry_after_seconds = retry_after_seconds
+        self._commands.clear()
+        self.stats = CoreStats()
+        self.fail_all(
+            EngineUnavailable("the engine core died", retry_after_seconds=retry_after_seconds)
+        )
+        self.state_changed.set()
+
+    def handle(self, frame: StepFrame) -> None:
+        self._last_frame_ns = time.monotonic_ns()
+        self.stats = frame.stats
+        self._metrics.step(frame.num_scheduled_tokens)
+        for output in frame.outputs:
+            live = self._live.get(output.request_id)
+            if live is not None:
+                self._deliver(live, output, frame.end_ns)
+
+    # ------------------------------------------------------------ for the end of the service
+
+    def drain(self) -> None:
+        """From now on nothing is admitted; what lives goes on."""
+        self._draining = True
+        self.state_changed.set()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    def fail_all(self, error: EngineUnavailable) -> None:
+        """Ends every live request at once; no word from the core is awaited."""
+        for live in list(self._live.values()):
+            live.collector.fail(error)
+            for sample in live.samples:
+                if not sample.is_finished:
+                    self._metrics.sample_lost(FinishReason.ERROR)
+            self._forget(live)
+        self._admission.reset()
+
+    def shut_down_core(self) -> bool:
+        """False: there is no core that could be asked to leave."""
+        if self._connection is None:
+            return False
+        self._commands.append(Shutdown())
+        self._flush()
+        return True
+
+    # ------------------------------------------------------------ outputs
+
+    def _deliver(self, live: _LiveRequest, output: RequestOutput, end_ns: int) -> None:
+        sample = live.samples[output.index]
+        if sample.is_finished:
+            return
+        started = output.num_prefilled_tokens is not None or bool(output.new_token_ids)
+        if sample.is_queued and (started or output.finish is not None):
+            sample.is_queued = False
+            self._leave_queue(live, scheduled=started)
+        if output.new_token_ids:
+            self._count_tokens(live.request, sample, len(output.new_token_ids), end_ns)
+        failure = output.finish.failure if output.finish is not None else None
+        if failure is not None:
+            live.collector.fail(_error_of(failure))
+        elif live.has_reader:
+            live.collector.put(output)
+        if output.finish is not None:
+            self._finish_sample(live, output.index, output.finish)
+
+    def _leave_queue(self, live: _LiveRequest, *, scheduled: bool) -> None:
+        num_tokens = len(live.request.prompt_token_ids)
+        self._admission.leave(num_tokens, time.monotonic(), scheduled=scheduled)
+
+    def _count_tokens(
+        self, request: AddRequest, sample: _Sample, num_tokens: int, end_ns: int
+    ) -> None:
+        if sample.num_output_tokens == 0:
+            self._metrics.first_token(end_ns - request.arrival_ns)
+        else:
+            self._metrics.next_token(end_ns - sample.last_token_ns)
+        sample.num_output_tokens += num_tokens
+        sample.last_token_ns = end_ns
+
+    def _finish_sample(self, live: _LiveRequest, index: int, finish: Finish) -> None:
+        request, sample = live.request, live.samples[index]
+        sample.is_finished = True
+        self._metrics.sample_ended(finish, len(request.prompt_token_ids), sample.num_output_tokens)
+        live.on_sample_finished(index, finish)
+        if all(sample.is_finished for sample in live.samples):
+            self._forget(live)
+        elif finish.failure is not None:
+            self.abort(request.request_id)  # the call fails as a whole
+
+    def _forget(self, live: _LiveRequest) -> None:
+        del self._live[live.request.request_id]
+        if not self._live:
+            self._idle.set()
+
+    # ------------------------------------------------------------ commands
+
+    def _post(self, command: Command) -> None:
+        if not self._commands:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._commands.append(command)
+
+    def _flush(self) -> None:
+        commands, self._commands = self._commands, []
+        if commands and self._connection is not None:
+            self._connection.send(commands)
+
+
+def _error_of(failure: Failure) -> EngineError:
+    error_type = ERRORS_BY_REASON.get(failure.reason, InternalError)
+    return error_type(failure.message, field=failure.field)

@@ -1,0 +1,210 @@
+"""The engine service's flags, named as users know them, and the configuration they make.
+
+Light to import: `--print-flags` answers without loading gRPC or torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine_service.config import (
+    CacheConfig,
+    CoreConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServiceConfig,
+)
+from engine_service.logs import LEVELS
+from traces.setup import trace_directory
+
+_MODEL, _CACHE, _SCHEDULER = ModelConfig("", ""), CacheConfig(), SchedulerConfig()
+_SERVICE = ServiceConfig(CoreConfig(_MODEL))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")  # one clear line; --help has the rest
+
+
+def _whole(low: int, high: int = 2**62) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be within [{low}, {high}], not {value}")
+        return value
+
+    return integer
+
+
+def _real(low: float, high: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and low <= value <= high):
+            raise argparse.ArgumentTypeError(f"must be within [{low:g}, {high:g}], not {text}")
+        return value
+
+    return number
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="firsttoken engine",
+        description="Serves one model over gRPC.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", help="directory or hub id; none: the embedded model")
+    parser.add_argument("--print-flags", action="store_true", help="print the flags as JSON")
+    _add_endpoint_flags(parser)
+    _add_model_flags(parser)
+    _add_cache_flags(parser)
+    _add_scheduler_flags(parser)
+    _add_trace_flags(parser)
+    return parser
+
+
+def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
+    port = _whole(0, 65535)
+    add = parser.add_argument
+    add("--grpc-host", default=_SERVICE.grpc_host, help="address of gRPC and metrics")
+    add("--grpc-port", type=port, default=_SERVICE.grpc_port, help="0: any free port")
+    add("--engine-metrics-port", type=port, default=_SERVICE.metrics_port, help="0: any free port")
+    add(
+        "--shutdown-timeout",
+        type=_real(0, 86_400),
+        default=_SERVICE.shutdown_timeout_seconds,
+        help="seconds that running requests get on SIGTERM",
+    )
+    add("--log-level", choices=LEVELS, default=_SERVICE.log_level, help="what goes to stderr")
+    add(
+        "--core-in-process",
+        action="store_true",
+        help="run the engine core as a thread of the service",
+    )
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--served-model-name", help="name in requests; none: the directory's")
+    add("--device", choices=("auto", "cpu", "cuda"), default=_MODEL.device, help="where it runs")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=_MODEL.dtype,
+        help="of weights and activations; auto: float32 on a CPU",
+    )
+    add("--quantization", choices=("none",), default=_MODEL.quantization, help="of the weights")
+    add("--max-model-len", type=_whole(2), help="context in tokens; none: the model's")
+    add("--num-threads", type=_whole(1, 1024), help="of the compute kernels; none: torch's choice")
+
+
+def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--block-size", type=_whole(1, 256), default=_CACHE.block_size, help="tokens in a KV block")
+    add("--kv-cache-memory-bytes", type=_whole(1), help="none: 2 GiB or a quarter of free memory")
+    add("--num-gpu-blocks-override", type=_whole(1), help="KV blocks, in place of the arithmetic")
+    add(
+        "--kv-cache-dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=_CACHE.kv_cache_dtype,
+        help="auto: the model's",
+    )
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=_CACHE.enable_prefix_caching,
+        help="reuse the KV of equal prefixes",
+    )
+
+
+def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
+    for flag, default, meaning in (
+        ("--max-num-seqs", _SCHEDULER.max_num_seqs, "samples running at once"),
+        ("--max-num-batched-tokens", _SCHEDULER.max_num_batched_tokens, "tokens in a step"),
+        ("--max-num-queued-reqs", _SCHEDULER.max_num_queued_reqs, "samples waiting"),
+        ("--max-num-queued-tokens", _SCHEDULER.max_num_queued_tokens, "prompt tokens waiting"),
+        ("--max-samples", _SCHEDULER.max_samples, "cap on n"),
+    ):
+        parser.add_argument(flag, type=_whole(1), default=default, help=meaning)
+    parser.add_argument(
+        "--max-output-tokens", type=_whole(1), help="cap per sample; none: the context"
+    )
+
+
+def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--trace-dir",
+        metavar="DIR",
+        help="the local trace store, or none ($FIRSTTOKEN_TRACE_DIR, else under the user's cache)",
+    )
+    add("--otlp-traces-endpoint", help="OTLP collector, as http://host:4317")
+    add(
+        "--trace-sample-ratio",
+        type=_real(0, 1),
+        default=_SERVICE.trace_sample_ratio,
+        help="share of the traces started here that is kept",
+    )
+
+
+def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -> ServiceConfig:
+    """`model_name`: what the model is called unless a flag says otherwise."""
+    core = CoreConfig(
+        model=ModelConfig(
+            model_dir=str(model_dir),
+            served_model_name=arguments.served_model_name or model_name,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            quantization=arguments.quantization,
+            max_model_len=arguments.max_model_len,
+        ),
+        cache=CacheConfig(
+            block_size=arguments.block_size,
+            kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+            num_blocks=arguments.num_gpu_blocks_override,
+            kv_cache_dtype=arguments.kv_cache_dtype,
+            enable_prefix_caching=arguments.enable_prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=arguments.max_num_seqs,
+            max_num_batched_tokens=arguments.max_num_batched_tokens,
+            max_num_queued_reqs=arguments.max_num_queued_reqs,
+            max_num_queued_tokens=arguments.max_num_queued_tokens,
+            max_output_tokens=arguments.max_output_tokens,
+            max_samples=arguments.max_samples,
+        ),
+        num_threads=arguments.num_threads,
+    )
+    return ServiceConfig(
+        core=core,
+        grpc_host=arguments.grpc_host,
+        grpc_port=arguments.grpc_port,
+        metrics_port=arguments.engine_metrics_port,
+        shutdown_timeout_seconds=arguments.shutdown_timeout,
+        trace_dir=trace_directory(arguments.trace_dir),
+        otlp_traces_endpoint=arguments.otlp_traces_endpoint,
+        trace_sample_ratio=arguments.trace_sample_ratio,
+        core_in_process=arguments.core_in_process,
+        log_level=arguments.log_level,
+    )
+
+
+def flags_as_json(parser: argparse.ArgumentParser) -> str:
+    """For `firsttoken serve`, which hands each flag to the process that owns it."""
+    hidden = {"help", "print_flags"}
+    flags: list[dict[str, Sequence[str] | str | bool | int | float | None]] = [
+        {
+            "flags": list(action.option_strings),
+            "dest": action.dest,
+            "takes_value": action.nargs != 0,
+            "default": action.default,
+            "help": action.help,
+        }
+        for action in parser._actions
+        if action.option_strings and action.dest not in hidden
+    ]
+    return json.dumps(flags)

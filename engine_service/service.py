@@ -1,0 +1,248 @@
+"""P2, the engine service: binds its ports, starts the core, serves, drains.
+
+start   bind ports -> read tokenizer -> start core -> SERVING
+drain   NOT_SERVING -> refuse new -> finish within grace -> fail the rest -> core, traces, exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from engine_service.addresses import check_address, join_address
+from engine_service.config import ServiceConfig
+from engine_service.core_launcher import CoreLauncher, ProcessLauncher, ThreadLauncher
+from engine_service.core_supervisor import CoreStartError, CoreSupervisor
+from engine_service.engine_actor import EngineActor
+from engine_service.engine_info import EngineInfo
+from engine_service.errors import EngineUnavailable
+from engine_service.health import HealthServicer, report_health
+from engine_service.model_error import ModelError
+from engine_service.prompt_tokenizer import PromptTokenizer
+from engine_service.served_model import read_generation_defaults
+from engine_service.service_metrics import MetricsServer, ServiceMetrics
+from engine_service.servicer import EngineServicer
+from engine_service.tokenizer_files import TokenizerFiles
+from protos import engine_pb2 as pb
+from protos import engine_pb2_grpc as pb_grpc
+from traces.setup import configure_tracing
+
+logger = logging.getLogger(__name__)
+
+EXIT_BAD_CONFIGURATION: Final = 2
+_LAST_WORDS_SECONDS: Final = 1.0  # for the statuses of calls that are ended
+
+
+class ServiceStartError(Exception):
+    """A full sentence for the person at the command line."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_BAD_CONFIGURATION) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class EngineService:
+    """Use as `async with`: entering starts it, leaving drains and stops it."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._cleanup = AsyncExitStack()
+        self._forced = asyncio.Event()
+        self.grpc_address = ""
+        self.metrics_address = ""
+        self.actor: EngineActor
+
+    async def __aenter__(self) -> EngineService:
+        try:
+            await self._start()
+        except BaseException:
+            await self._cleanup.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._drain()
+        finally:
+            await self._cleanup.aclose()
+
+    def force(self) -> None:
+        """Cuts a drain short."""
+        self._forced.set()
+
+    # ------------------------------------------------------------ start
+
+    async def _start(self) -> None:
+        config = self._config
+        self._start_tracing()
+        files = await asyncio.to_thread(TokenizerFiles.read, Path(config.core.model.model_dir))
+        try:
+            read_generation_defaults(files.content("generation_config.json"))
+            tokenizer = await asyncio.to_thread(
+                PromptTokenizer, files.content("tokenizer.json") or b""
+            )
+        except ModelError as error:
+            raise ServiceStartError(str(error)) from error
+        self._cleanup.callback(tokenizer.close)
+
+        metrics = ServiceMetrics(config.core.model.served_model_name)
+        self._start_metrics(metrics)
+        self.actor = EngineActor(config.core.scheduler, metrics, config.stall_timeout_seconds)
+        supervisor = CoreSupervisor(
+            config.core, self._launcher(), self.actor, config.stall_restart_seconds
+        )
+        info = EngineInfo(config.core, files, supervisor)
+        servicer = EngineServicer(
+            self.actor, info, files, tokenizer, config.slow_reader_timeout_seconds
+        )
+        self._cleanup.push_async_callback(supervisor.stop)
+        await self._start_grpc(servicer)
+        try:
+            ready = await supervisor.start(on_ready=info.core_is_known)
+        except CoreStartError as error:
+            raise ServiceStartError(str(error), error.exit_code) from error
+        logger.info(
+            "serving %s on %s, core %d",
+            config.core.model.served_model_name,
+            ready.device,
+            ready.pid,
+        )
+
+    def _start_tracing(self) -> None:
+        config = self._config
+        tracing = configure_tracing(
+            "firsttoken-engine",
+            directory=config.trace_dir,
+            otlp_endpoint=config.otlp_traces_endpoint,
+            sample_ratio=config.trace_sample_ratio,
+        )
+        self._cleanup.push_async_callback(asyncio.to_thread, tracing.shutdown)
+
+    def _launcher(self) -> CoreLauncher:
+        if self._config.core_in_process:
+            return ThreadLauncher()
+        return ProcessLauncher(self._config.log_level)
+
+    def _start_metrics(self, metrics: ServiceMetrics) -> None:
+        host, port = self._config.grpc_host, self._config.metrics_port
+        try:
+            server = MetricsServer(metrics.registry, host, port)
+        except OSError as error:
+            raise _cannot_listen(host, port, error, "--engine-metrics-port") from error
+        self._cleanup.push_async_callback(asyncio.to_thread, server.close)
+        self.metrics_address = join_address(host, server.port)
+
+    async def _start_grpc(self, servicer: EngineServicer) -> None:
+        host, port = self._config.grpc_host, self._config.grpc_port
+        server = grpc.aio.server(options=_server_options(self._config.max_message_bytes))
+        health = HealthServicer()
+        pb_grpc.add_EngineServicer_to_server(servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        services = [
+            pb.DESCRIPTOR.services_by_name["Engine"].full_name,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            reflection.SERVICE_NAME,
+        ]
+        reflection.enable_server_reflection(services, server)
+        try:
+            check_address(host, port)
+            port = server.add_insecure_port(join_address(host, port))
+        except (OSError, RuntimeError) as error:
+            raise _cannot_listen(host, port, error, "--grpc-port") from error
+        self.grpc_address = join_address(host, port)
+        await server.start()
+        self._cleanup.push_async_callback(server.stop, _LAST_WORDS_SECONDS)
+        reporting = asyncio.create_task(report_health(self.actor, health))
+        self._cleanup.callback(reporting.cancel)
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self) -> None:
+        """Returns when nothing lives any more, the grace is over, or somebody forces it."""
+        self.actor.drain()
+        waits = [
+            asyncio.create_task(self.actor.wait_idle()),
+            asyncio.create_task(self._forced.wait()),
+        ]
+        await asyncio.wait(
+            waits,
+            timeout=self._config.shutdown_timeout_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for wait in waits:
+            wait.cancel()
+        self.actor.fail_all(EngineUnavailable("the engine is shutting down"))
+
+
+def _cannot_listen(host: str, port: int, error: Exception, flag: str) -> ServiceStartError:
+    why = error.strerror if isinstance(error, OSError) else "refused"
+    return ServiceStartError(
+        f"can't listen on {join_address(host, port)}: {why}; choose another with {flag}"
+    )
+
+
+def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Clients may ping every 10 s, also without a call.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A peer that vanished without a word is noticed within 80 s.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+async def run(config: ServiceConfig) -> int:
+    """Serves until SIGTERM or SIGINT; a second one cuts the drain short. Returns the exit code."""
+    service = EngineService(config)
+    stop = asyncio.Event()
+    serving = asyncio.current_task()
+    is_started = False
+
+    def on_signal() -> None:
+        if stop.is_set():
+            service.force()
+        elif not is_started and serving is not None:
+            serving.cancel()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        async with service:
+            is_started = True
+            _announce(service, config)
+            await stop.wait()
+            logger.info("draining for at most %s s", config.shutdown_timeout_seconds)
+    except ServiceStartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+    return 0
+
+
+def _announce(service: EngineService, config: ServiceConfig) -> None:
+    """The one line on stdout: whoever started this process may go on."""
+    line = {
+        "event": "listening",
+        "grpc": service.grpc_address,
+        "metrics": service.metrics_address,
+        "model": config.core.model.served_model_name,
+    }
+    print(json.dumps(line), flush=True)

@@ -1,0 +1,182 @@
+"""The engine service's Prometheus metrics, under the names that vLLM's dashboards know.
+
+What the core counts is read from its last frame when somebody scrapes; only what is measured per
+request (latencies, lengths, ends) costs anything when it happens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector as MetricCollector
+
+from engine_service.messages import CoreStats, Finish, FinishReason
+
+_NANO: Final = 1e-9
+_FIRST_TOKEN_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+_TOKEN_GAP_BUCKETS: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_BUCKETS: Final = (
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0,
+)  # fmt: skip
+_TOKEN_BUCKETS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000,
+)  # fmt: skip
+_STEP_TOKEN_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+
+
+class ServiceMetrics:
+    def __init__(self, model_name: str) -> None:
+        self._labels = {"model_name": model_name}
+        self.registry = CollectorRegistry()
+        self._rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests refused at the door.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "vllm:request_success",
+            "Samples that ended, by the reason why.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        for reason in FinishReason:
+            self._ended.labels(**self._labels, finished_reason=reason.name.lower())
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_BUCKETS
+        )
+        self._token_gap = self._histogram(
+            "inter_token_latency_seconds", "Between tokens of a sample.", _TOKEN_GAP_BUCKETS
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first.",
+            _TOKEN_GAP_BUCKETS,
+        )
+        self._end_to_end = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to the end.", _REQUEST_BUCKETS
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Arrival to first step.", _REQUEST_BUCKETS
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "First step to first token.", _REQUEST_BUCKETS
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "First token to the end.", _REQUEST_BUCKETS
+        )
+        self._prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt length.", _TOKEN_BUCKETS
+        )
+        self._generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sample.", _TOKEN_BUCKETS
+        )
+        self._iteration_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKEN_BUCKETS
+        )
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(
+            f"vllm:{name}", help, ["model_name"], buckets=buckets, registry=self.registry
+        )
+        return family.labels(**self._labels)
+
+    def watch_core(self, stats: Callable[[], CoreStats]) -> None:
+        self.registry.register(_CoreCollector(self._labels, stats))
+
+    # ------------------------------------------------------------ events
+
+    def rejected(self, reason: str) -> None:
+        self._rejections.labels(**self._labels, reason=reason.lower()).inc()
+
+    def step(self, num_scheduled_tokens: int) -> None:
+        if num_scheduled_tokens:
+            self._iteration_tokens.observe(num_scheduled_tokens)
+
+    def first_token(self, since_arrival_ns: int) -> None:
+        self._first_token.observe(since_arrival_ns * _NANO)
+
+    def next_token(self, gap_ns: int) -> None:
+        self._token_gap.observe(gap_ns * _NANO)
+
+    def sample_ended(self, finish: Finish, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Stages that the sample never reached are not observed."""
+        timing = finish.timing
+        self.sample_lost(finish.reason)
+        self._prompt_tokens.observe(num_prompt_tokens)
+        self._generation_tokens.observe(num_output_tokens)
+        self._end_to_end.observe((timing.finished_ns - timing.arrival_ns) * _NANO)
+        if timing.first_scheduled_ns:
+            self._queue.observe((timing.first_scheduled_ns - timing.arrival_ns) * _NANO)
+        if timing.first_token_ns:
+            decode_ns = timing.finished_ns - timing.first_token_ns
+            self._prefill.observe((timing.first_token_ns - timing.first_scheduled_ns) * _NANO)
+            self._decode.observe(decode_ns * _NANO)
+            if num_output_tokens > 1:
+                self._per_token.observe(decode_ns * _NANO / (num_output_tokens - 1))
+
+    def sample_lost(self, reason: FinishReason) -> None:
+        """Ended, with nothing known of its times (the core died)."""
+        self._ended.labels(**self._labels, finished_reason=reason.name.lower()).inc()
+
+
+class _CoreCollector(MetricCollector):
+    """Gauges and counters of the core; counters start again with a new core."""
+
+    def __init__(self, labels: dict[str, str], stats: Callable[[], CoreStats]) -> None:
+        self._names = list(labels)
+        self._values = list(labels.values())
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
+        gauges = (
+            ("num_requests_running", "Samples running.", stats.num_running),
+            ("num_requests_waiting", "Samples waiting.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", usage),
+        )
+        counters = (
+            ("prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits),
+            ("prompt_tokens", "Prompt tokens computed.", stats.num_prompt_tokens),
+            ("generation_tokens", "Tokens generated.", stats.num_generated_tokens),
+            ("num_preemptions", "Preemptions.", stats.num_preemptions),
+        )
+        for name, help, value in gauges:
+            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=self._names)
+            gauge.add_metric(self._values, value)
+            yield gauge
+        for name, help, value in counters:
+            counter = CounterMetricFamily(f"vllm:{name}", help, labels=self._names)
+            counter.add_metric(self._values, value)
+            yield counter
+
+
+class MetricsServer:
+    """prometheus_client's own server, in its own thread."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Raises OSError when the port is taken."""
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Blocks for up to half a second; call it off the event loop."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,186 @@
+"""firsttoken.v1.Engine: validates, admits, and relays events; holds no state of its own.
+
+A call that is cancelled, runs out of its deadline or whose client vanishes ends here by
+CancelledError; `finally` closes the stream, and with that the request is aborted. There is no
+other way to cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Final, TypeVar
+
+import grpc
+
+from engine_service.conversions import (
+    check_prompt_length,
+    check_request_id,
+    check_target,
+    read_token_ids,
+    to_add_request,
+)
+from engine_service.engine_actor import EngineActor, RequestStream
+from engine_service.engine_info import EngineInfo
+from engine_service.errors import InvalidRequest, SlowReader
+from engine_service.grpc_status import errors_as_status
+from engine_service.messages import AddRequest
+from engine_service.prompt_tokenizer import PromptTokenizer
+from engine_service.request_spans import generate_span
+from engine_service.stream_events import EventBuilder
+from engine_service.tokenizer_files import TokenizerFiles
+from protos import engine_pb2 as pb
+from protos import engine_pb2_grpc as pb_grpc
+
+WATCH_LOAD_SECONDS: Final = 1.0
+_CANCEL_SECONDS: Final = 5.0  # far more than gRPC takes to cancel a handler
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = grpc.aio.ServicerContext
+
+
+class EngineServicer(pb_grpc.EngineServicer):
+    def __init__(
+        self,
+        actor: EngineActor,
+        info: EngineInfo,
+        tokenizer_files: TokenizerFiles,
+        prompt_tokenizer: PromptTokenizer,
+        slow_reader_timeout_seconds: float,
+    ) -> None:
+        self._actor = actor
+        self._info = info
+        self._tokenizer_files = tokenizer_files
+        self._prompt_tokenizer = prompt_tokenizer
+        self._slow_reader_timeout_seconds = slow_reader_timeout_seconds
+
+    # ------------------------------------------------------------ generation
+
+    async def Generate(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request: pb.GenerateRequest,
+        context: Context[pb.GenerateRequest, pb.GenerateEvent],
+    ) -> None:
+        arrival_ns = time.monotonic_ns()
+        async with errors_as_status(context):
+            metadata = context.invocation_metadata() or ()
+            with generate_span(metadata, context.time_remaining, arrival_ns) as span:
+                add_request = await self._validate(request, arrival_ns)
+                span.admitted(add_request, self._info.model.name)
+                events = EventBuilder(add_request)
+                stream = self._actor.submit(add_request, span.sample_finished)
+                try:
+                    await self._relay(stream, events, context)
+                finally:
+                    stream.close()
+                    span.answered(events.num_output_tokens)
+
+    async def _validate(self, request: pb.GenerateRequest, arrival_ns: int) -> AddRequest:
+        self._actor.check_available()
+        model = self._info.model
+        request_id = request.request_id or f"engine-{secrets.token_hex(12)}"
+        check_request_id(request_id)
+        check_target(request, model)
+        match request.WhichOneof("prompt"):
+            case "token_ids":
+                prompt_token_ids = read_token_ids(request, model)
+            case "text":
+                prompt_token_ids = await self._prompt_tokenizer.encode(
+                    request.text, model.max_model_len
+                )
+                check_prompt_length(len(prompt_token_ids), model)
+            case _:
+                raise InvalidRequest("is missing", field="prompt")
+        return to_add_request(request, request_id, prompt_token_ids, model, arrival_ns)
+
+    async def _relay(
+        self,
+        stream: RequestStream,
+        events: EventBuilder,
+        context: Context[pb.GenerateRequest, pb.GenerateEvent],
+    ) -> None:
+        await self._write(context, events.accepted())
+        while not stream.finished:
+            for sample_events in await stream.take():
+                for event in events.events(sample_events):
+                    await self._write(context, event)
+
+    async def _write(self, context: Context[Request, Response], message: Response) -> None:
+        try:
+            async with asyncio.timeout(self._slow_reader_timeout_seconds):
+                await context.write(message)
+        except TimeoutError:
+            raise SlowReader(
+                f"the stream's reader made no progress for {self._slow_reader_timeout_seconds:g} s"
+            ) from None
+        except grpc.aio.InternalError:
+            # The caller has left. gRPC is about to cancel this handler: that is the way out.
+            await asyncio.sleep(_CANCEL_SECONDS)
+            raise
+
+    async def Abort(
+        self, request: pb.AbortRequest, context: Context[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        self._actor.abort(request.request_id, tuple(request.indices))
+        return pb.AbortResponse()
+
+    # ------------------------------------------------------------ about the engine
+
+    async def GetModelInfo(
+        self,
+        request: pb.GetModelInfoRequest,
+        context: Context[pb.GetModelInfoRequest, pb.ModelInfo],
+    ) -> pb.ModelInfo:
+        async with errors_as_status(context):
+            return self._info.model_info()
+
+    async def GetServerInfo(
+        self,
+        request: pb.GetServerInfoRequest,
+        context: Context[pb.GetServerInfoRequest, pb.ServerInfo],
+    ) -> pb.ServerInfo:
+        async with errors_as_status(context):
+            return self._info.server_info()
+
+    async def GetLoad(
+        self, request: pb.GetLoadRequest, context: Context[pb.GetLoadRequest, pb.LoadReport]
+    ) -> pb.LoadReport:
+        return self._load()
+
+    async def WatchLoad(  # type: ignore[override]
+        self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.LoadReport]
+    ) -> None:
+        async with errors_as_status(context):
+            while True:
+                await self._write(context, self._load())
+                await asyncio.sleep(WATCH_LOAD_SECONDS)
+
+    async def GetTokenizer(  # type: ignore[override]
+        self,
+        request: pb.GetTokenizerRequest,
+        context: Context[pb.GetTokenizerRequest, pb.TokenizerChunk],
+    ) -> None:
+        async with errors_as_status(context):
+            for chunk in self._tokenizer_files.chunks(request.known_digest):
+                await self._write(context, chunk)
+
+    def _load(self) -> pb.LoadReport:
+        stats = self._actor.stats
+        return pb.LoadReport(
+            ready=self._actor.unavailable() is None,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            total_blocks=stats.total_blocks,
+            free_blocks=stats.free_blocks,
+            cached_blocks=stats.cached_blocks,
+            used_blocks=stats.used_blocks,
+            num_steps=stats.num_steps,
+            prompt_tokens=stats.num_prompt_tokens,
+            generated_tokens=stats.num_generated_tokens,
+            num_preemptions=stats.num_preemptions,
+            prefix_cache_queries=stats.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits,
+            num_requests=self._actor.num_requests,
+        )

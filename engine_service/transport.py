@@ -1,0 +1,189 @@
+"""How actor (P2) and core (P1) exchange frames: a socket pair between processes, or a thread.
+
+    actor  --list[Command]-->  core        one frame a loop iteration
+    actor  <-----Frame-------  core        one frame a step
+
+On the wire a frame is its length (4 bytes, little-endian) and msgpack. Neither side ever waits
+for the other: the core writes from a thread of its own, the actor into its transport's buffer.
+What piles up is bounded by what the actor admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import struct
+import threading
+from typing import Final, Protocol
+
+import msgspec
+
+from engine_service.mailbox import Mailbox
+from engine_service.messages import Command, Frame
+
+_LENGTH: Final = struct.Struct("<I")
+_RECEIVE_BYTES: Final = 1 << 20
+
+encode_frame: Final = msgspec.msgpack.Encoder().encode
+decode_commands: Final = msgspec.msgpack.Decoder(list[Command]).decode
+decode_frame: Final = msgspec.msgpack.Decoder(Frame).decode
+
+
+# ---------------------------------------------------------------- the core's side
+
+
+class CoreChannel(Protocol):
+    """What the step loop sees of the actor."""
+
+    @property
+    def mailbox(self) -> Mailbox: ...
+
+    def send(self, frame: Frame) -> None:
+        """Hands the frame over; never blocks, never fails. A dead actor closes the mailbox."""
+
+
+class SocketChannel:
+    """A receiver thread fills the mailbox, a writer thread empties the queue of frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.mailbox = Mailbox()
+        self._socket = sock
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
+        self._receiver.start()
+        self._writer.start()
+
+    def send(self, frame: Frame) -> None:
+        self._frames.put(frame)
+
+    def close(self) -> None:
+        """Writes what was sent, then hangs up."""
+        self._frames.put(None)
+        self._writer.join()
+        with contextlib.suppress(OSError):  # the other side hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._receiver.join()
+        self._socket.close()
+
+    def _receive(self) -> None:
+        buffer = bytearray()
+        try:
+            while chunk := self._socket.recv(_RECEIVE_BYTES):
+                buffer += chunk
+                for payload in _take_payloads(buffer):
+                    self.mailbox.put(decode_commands(payload))
+        except OSError:
+            pass
+        finally:
+            self.mailbox.close()
+
+    def _write(self) -> None:
+        while (frame := self._frames.get()) is not None:
+            payload = encode_frame(frame)
+            try:
+                self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            except OSError:
+                return  # the receiver sees the same and closes the mailbox
+
+
+def _take_payloads(buffer: bytearray) -> list[bytes]:
+    """Removes all complete frames from the front of `buffer`."""
+    payloads: list[bytes] = []
+    start = 0
+    while len(buffer) - start >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(buffer, start)
+        end = start + _LENGTH.size + length
+        if len(buffer) < end:
+            break
+        payloads.append(bytes(buffer[start + _LENGTH.size : end]))
+        start = end
+    del buffer[:start]
+    return payloads
+
+
+# ---------------------------------------------------------------- the actor's side
+
+
+class CoreConnection(Protocol):
+    """What the actor sees of the core; used on one event loop."""
+
+    def send(self, commands: list[Command]) -> None:
+        """Never waits; after the core's death it does nothing."""
+
+    async def receive(self) -> Frame | None:
+        """The next frame; None once the core is gone. One caller at a time."""
+
+    async def close(self) -> None: ...
+
+
+class SocketConnection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> SocketConnection:
+        sock.setblocking(False)
+        return cls(*await asyncio.open_connection(sock=sock))
+
+    def send(self, commands: list[Command]) -> None:
+        if self._writer.is_closing():
+            return
+        payload = encode_frame(commands)
+        self._writer.write(_LENGTH.pack(len(payload)) + payload)
+
+    async def receive(self) -> Frame | None:
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            payload = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        return decode_frame(payload)
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):  # why the connection was lost is no news
+            await self._writer.wait_closed()
+
+
+# ---------------------------------------------------------------- both in one process
+
+
+class ThreadChannel:
+    """The core's side when the core is a thread of the actor's process."""
+
+    def __init__(self, connection: ThreadConnection) -> None:
+        self.mailbox = Mailbox()
+        self._connection = connection
+
+    def send(self, frame: Frame) -> None:
+        self._connection.deliver(frame)
+
+    def close(self) -> None:
+        """The core's last word."""
+        self._connection.deliver(None)
+
+
+class ThreadConnection:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self.channel = ThreadChannel(self)
+
+    def deliver(self, frame: Frame | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._frames.put_nowait, frame)
+        except RuntimeError:
+            self.channel.mailbox.close()  # the actor's loop is closed
+
+    def send(self, commands: list[Command]) -> None:
+        self.channel.mailbox.put(commands)
+
+    async def receive(self) -> Frame | None:
+        return await self._frames.get()
+
+    async def close(self) -> None:
+        self.channel.mailbox.close()

@@ -1,0 +1,353 @@
+"""The step loop with a scripted model: what ends, what goes on, what is emitted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
+from engine_service.engine_core import MAX_FAILED_STEPS, CoreBroken, EngineCore
+from engine_service.grammar_bitmask import GrammarBitmask
+from engine_service.mailbox import Mailbox
+from engine_service.messages import (
+    AbortRequest,
+    AddRequest,
+    Command,
+    Failure,
+    FinishReason,
+    Frame,
+    RequestOutput,
+    SamplingParams,
+    Shutdown,
+    StepFrame,
+    StoppingCriteria,
+    StructuredOutput,
+)
+from engine_service.request import Request, RequestKey
+from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+CONFIG = CoreConfig(
+    model=ModelConfig("nowhere", "scripted"),
+    cache=CacheConfig(block_size=4),
+    scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16),
+    check_integrity=True,
+)
+JSON = StructuredOutput("json_object")
+
+
+class Channel:
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.frames: list[StepFrame] = []
+
+    def send(self, frame: Frame) -> None:
+        assert isinstance(frame, StepFrame)
+        self.frames.append(frame)
+
+    def outputs(self) -> list[RequestOutput]:
+        return [output for frame in self.frames for output in frame.outputs]
+
+
+class ScriptedRunner:
+    """Every token is 5; `during` runs while the step runs and may raise."""
+
+    num_blocks = 64
+
+    def __init__(self) -> None:
+        self.during: Callable[[SchedulerOutput], None] = lambda _: None
+        self.failures: dict[RequestKey, Failure] = {}
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
+    ) -> ModelRunnerOutput:
+        self.during(scheduler_output)
+        keys = [item.request.key for item in scheduler_output.scheduled if item.samples]
+        return ModelRunnerOutput(dict.fromkeys(keys, 5), failures=self.failures)
+
+
+class ScriptedGrammars:
+    def __init__(self) -> None:
+        self.compiling: list[RequestKey] = []
+        self.compiled: list[tuple[RequestKey, Failure | None]] = []
+        self.released: list[RequestKey] = []
+
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
+        self.compiling.append(key)
+
+    def poll(self) -> list[tuple[RequestKey, Failure | None]]:
+        compiled, self.compiled = self.compiled, []
+        return compiled
+
+    def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
+        return None
+
+    def accept(self, key: RequestKey, token_id: int) -> None:
+        pass
+
+    def is_terminated(self, key: RequestKey) -> bool:
+        return False
+
+    def release(self, key: RequestKey) -> None:
+        self.released.append(key)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.channel = Channel()
+        self.runner = ScriptedRunner()
+        self.grammars = ScriptedGrammars()
+        self.core = EngineCore(CONFIG, self.channel, self.runner, self.grammars)
+
+    def post(self, *commands: Command) -> None:
+        self.channel.mailbox.put(commands)
+
+    def steps(self, limit: int = 100) -> int:
+        """Steps until there is nothing to compute."""
+        for count in range(limit):
+            if not self.core.step():
+                return count
+        raise AssertionError("the core does not come to rest")
+
+    def tokens(self, request_id: str, index: int = 0) -> list[int]:
+        return [
+            token
+            for output in self.channel.outputs()
+            if (output.request_id, output.index) == (request_id, index)
+            for token in output.new_token_ids
+        ]
+
+    def ends(self, request_id: str) -> list[FinishReason]:
+        return [
+            output.finish.reason
+            for output in self.channel.outputs()
+            if output.request_id == request_id and output.finish is not None
+        ]
+
+    def assert_idle(self) -> None:
+        stats = self.channel.frames[-1].stats
+        assert (stats.num_running, stats.num_waiting, stats.used_blocks) == (0, 0, 0)
+        assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 64
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def add(
+    request_id: str,
+    *,
+    prompt: int = 5,
+    max_tokens: int = 3,
+    n: int = 1,
+    structured_output: StructuredOutput | None = None,
+) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=list(range(prompt)),
+        sampling=SamplingParams(),
+        stopping=StoppingCriteria(max_tokens=max_tokens),
+        structured_output=structured_output,
+        n=n,
+        arrival_ns=time.monotonic_ns(),
+    )
+
+
+def test_samples_of_one_request_share_steps_and_one_frame_a_step(bench: Bench) -> None:
+    bench.post(add("a", n=2), add("b", prompt=3, max_tokens=1))
+    assert bench.steps() == 3
+    assert [len(bench.tokens("a", i)) for i in (0, 1)] == [3, 3]
+    assert bench.ends("a") == [FinishReason.LENGTH] * 2
+    assert len(bench.channel.frames) == 3
+    assert bench.channel.frames[0].num_scheduled_tokens == 13
+    bench.assert_idle()
+
+
+def test_an_abort_in_the_mailbox_wins_over_its_request(bench: Bench) -> None:
+    bench.post(add("a", n=3), AbortRequest("a"))
+    assert bench.steps() == 0
+    assert bench.ends("a") == [FinishReason.ABORT] * 3
+    assert bench.tokens("a") == []
+    bench.assert_idle()
+
+
+def test_an_abort_while_the_model_runs_emits_no_more_tokens(bench: Bench) -> None:
+    def abort(step: SchedulerOutput) -> None:
+        if step.step_id == 2:
+            bench.post(add("late"), AbortRequest("late"), AbortRequest("a", (1,)))
+
+    bench.runner.during = abort
+    bench.post(add("a", n=2))
+    bench.steps()
+    assert len(bench.tokens("a", 0)) == 3
+    assert len(bench.tokens("a", 1)) == 1
+    assert sorted(bench.ends("a")) == [FinishReason.LENGTH, FinishReason.ABORT]
+    assert bench.ends("late") == [FinishReason.ABORT]
+    bench.assert_idle()
+
+
+def test_aborting_the_unknown_is_no_error(bench: Bench) -> None:
+    bench.post(AbortRequest("nobody"), AbortRequest("nobody", (4,)), add("a"))
+    bench.steps()
+    assert bench.ends("a") == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("broken"), "INTERNAL_ERROR"),
+        (torch.OutOfMemoryError("no room"), "OUT_OF_MEMORY"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "OUT_OF_MEMORY"),
+        (MemoryError(), "OUT_OF_MEMORY"),
+    ],
+)
+def test_a_step_that_raises_fails_its_requests_and_no_others(
+    bench: Bench, error: Exception, reason: str
+) -> None:
+    def fail_first(step: SchedulerOutput) -> None:
+        if step.step_id == 1:
+            raise error
+
+    bench.runner.during = fail_first
+    bench.post(add("in-step", prompt=16), add("waiting", prompt=6))
+    bench.steps()
+    (failed,) = [o for o in bench.channel.outputs() if o.request_id == "in-step"]
+    assert failed.finish is not None
+    assert failed.finish.failure is not None
+    assert failed.finish.failure.reason == reason
+    assert str(error) not in failed.finish.failure.message or not str(error)
+    assert bench.ends("waiting") == [FinishReason.LENGTH]
+    bench.assert_idle()
+
+
+def test_a_failure_of_one_row_spares_its_neighbours(bench: Bench) -> None:
+    bench.runner.failures = {("bad", 0): Failure("INTERNAL_ERROR", "its logits are not numbers")}
+    bench.post(add("bad"), add("good"))
+    bench.steps()
+    assert bench.ends("bad") == [FinishReason.ERROR]
+    assert bench.tokens("good") == [5, 5, 5]
+    bench.assert_idle()
+
+
+def test_a_model_that_always_raises_ends_the_core(bench: Bench) -> None:
+    def fail(step: SchedulerOutput) -> None:
+        raise RuntimeError("the device is lost")
+
+    bench.runner.during = fail
+    for i in range(MAX_FAILED_STEPS):
+        bench.post(add(f"r{i}"))
+        if i + 1 < MAX_FAILED_STEPS:
+            assert bench.core.step()
+    with pytest.raises(CoreBroken):
+        bench.core.step()
+
+
+def test_one_good_step_forgives_the_failed_ones(bench: Bench) -> None:
+    def fail_mostly(step: SchedulerOutput) -> None:
+        if step.step_id % 3:
+            raise RuntimeError("now and then")
+
+    bench.runner.during = fail_mostly
+    for i in range(3 * MAX_FAILED_STEPS):
+        bench.post(add(f"r{i}", max_tokens=1))
+        bench.core.step()
+    bench.assert_idle()
+
+
+def test_a_request_waits_for_its_grammar_and_delays_nobody(bench: Bench) -> None:
+    bench.post(add("json", structured_output=JSON), add("free"))
+    bench.steps()
+    assert bench.ends("free") == [FinishReason.LENGTH]
+    assert bench.tokens("json") == []
+    assert bench.channel.frames[-1].stats.num_waiting == 1
+    bench.grammars.compiled = [(("json", 0), None)]
+    bench.steps()
+    assert bench.tokens("json") == [5, 5, 5]
+    assert bench.grammars.released == [("json", 0)]
+    bench.assert_idle()
+
+
+def test_a_bad_grammar_fails_its_request(bench: Bench) -> None:
+    bench.post(add("json", n=2, structured_output=JSON))
+    bench.steps()
+    failure = Failure("INVALID_VALUE", "not a schema", "structured_output.json_schema")
+    bench.grammars.compiled = [(("json", 0), failure), (("json", 1), failure)]
+    bench.steps()
+    ends = [output.finish for output in bench.channel.outputs() if output.finish]
+    assert [end.failure for end in ends] == [failure, failure]
+    assert sorted(bench.grammars.released) == [("json", 0), ("json", 1)]
+    bench.assert_idle()
+
+
+def test_a_grammar_that_is_ready_after_the_abort_is_ignored(bench: Bench) -> None:
+    bench.post(add("json", structured_output=JSON))
+    bench.steps()
+    bench.post(AbortRequest("json"))
+    bench.steps()
+    bench.grammars.compiled = [(("json", 0), None)]
+    assert bench.steps() == 0
+    assert bench.ends("json") == [FinishReason.ABORT]
+    assert bench.grammars.released == [("json", 0)]
+
+
+def test_what_can_never_run_fails_alone(bench: Bench) -> None:
+    bench.post(add("huge", prompt=256), add("ok"))
+    bench.steps()
+    (huge,) = [output for output in bench.channel.outputs() if output.request_id == "huge"]
+    assert huge.finish is not None
+    assert huge.finish.failure is not None
+    assert huge.finish.failure.reason == "CONTEXT_LENGTH_EXCEEDED"
+    assert bench.ends("ok") == [FinishReason.LENGTH]
+
+
+# ---------------------------------------------------------------- the loop
+
+
+def running(bench: Bench) -> threading.Thread:
+    thread = threading.Thread(target=bench.core.run)
+    thread.start()
+    return thread
+
+
+def test_an_idle_core_sleeps_and_sends_heartbeats(bench: Bench) -> None:
+    thread = running(bench)
+    cpu_began = time.process_time()
+    time.sleep(2.3)
+    assert time.process_time() - cpu_began < 0.5
+    bench.post(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive()
+    assert 1 <= len(bench.channel.frames) <= 3
+    assert all(frame.outputs == [] for frame in bench.channel.frames)
+
+
+def test_a_command_wakes_an_idle_core_at_once(bench: Bench) -> None:
+    thread = running(bench)
+    time.sleep(0.05)
+    began = time.monotonic()
+    bench.post(add("a"))
+    while not bench.ends("a"):
+        assert time.monotonic() - began < 0.5
+        time.sleep(0.005)
+    bench.channel.mailbox.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_grammar_that_is_ready_wakes_an_idle_core(bench: Bench) -> None:
+    thread = running(bench)
+    bench.post(add("json", structured_output=JSON))
+    time.sleep(0.1)
+    bench.grammars.compiled = [(("json", 0), None)]
+    bench.channel.mailbox.wake()
+    began = time.monotonic()
+    while not bench.ends("json"):
+        assert time.monotonic() - began < 0.5
+        time.sleep(0.005)
+    bench.post(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive()

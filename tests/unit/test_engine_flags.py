@@ -1,0 +1,134 @@
+"""Flags of the engine service: their JSON, their values, their refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_service.config import (
+    CacheConfig,
+    CoreConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServiceConfig,
+)
+from engine_service.flags import build_parser, to_config
+
+FLAGS = [
+    "--block-size",
+    "--core-in-process",
+    "--device",
+    "--dtype",
+    "--enable-prefix-caching",
+    "--engine-metrics-port",
+    "--grpc-host",
+    "--grpc-port",
+    "--kv-cache-dtype",
+    "--kv-cache-memory-bytes",
+    "--log-level",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-queued-reqs",
+    "--max-num-queued-tokens",
+    "--max-num-seqs",
+    "--max-output-tokens",
+    "--max-samples",
+    "--num-gpu-blocks-override",
+    "--num-threads",
+    "--otlp-traces-endpoint",
+    "--quantization",
+    "--served-model-name",
+    "--shutdown-timeout",
+    "--trace-dir",
+    "--trace-sample-ratio",
+]
+
+
+def parse(*flags: str) -> ServiceConfig:
+    return to_config(build_parser().parse_args(flags), Path("/models/tiny"), "tiny")
+
+
+def test_without_flags_the_configuration_is_the_default_one() -> None:
+    assert parse() == ServiceConfig(CoreConfig(ModelConfig("/models/tiny", "tiny")))
+
+
+def test_flags_reach_their_fields() -> None:
+    config = parse(
+        "--served-model-name=m",
+        "--max-model-len=100",
+        "--block-size=8",
+        "--num-gpu-blocks-override=9",
+        "--no-enable-prefix-caching",
+        "--max-num-seqs=3",
+        "--max-samples=4",
+        "--max-num-queued-reqs=5",
+        "--num-threads=2",
+        "--grpc-port=0",
+        "--shutdown-timeout=1.5",
+        "--core-in-process",
+        "--trace-dir=/t",
+        "--trace-sample-ratio=0.25",
+    )
+    assert config.core.model == ModelConfig("/models/tiny", "m", max_model_len=100)
+    assert config.core.cache == CacheConfig(8, num_blocks=9, enable_prefix_caching=False)
+    assert config.core.scheduler == SchedulerConfig(
+        max_num_seqs=3, max_num_queued_reqs=5, max_samples=4
+    )
+    assert config.core.num_threads == 2
+    assert (config.grpc_port, config.shutdown_timeout_seconds) == (0, 1.5)
+    assert (config.trace_dir, config.trace_sample_ratio) == ("/t", 0.25)
+    assert config.core_in_process
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--grpc-port=70000",
+        "--grpc-port=x",
+        "--max-num-seqs=0",
+        "--block-size=-1",
+        "--dtype=int3",
+        "--trace-sample-ratio=nan",
+        "--shutdown-timeout=-1",
+        "--max-model-len=1",
+        "--no-such-flag",
+    ],
+)
+def test_bad_values_exit_with_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(flag)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert flag.split("=")[0] in error
+
+
+def test_printed_flags_are_json_and_need_no_heavy_import() -> None:
+    script = (
+        "import runpy, sys; sys.argv = ['engine_service', '--print-flags']\n"
+        "try: runpy.run_module('engine_service', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'grpc', 'xgrammar', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    flags = json.loads(result.stdout)
+    by_name = {flag["flags"][0]: flag for flag in flags}
+    assert sorted(by_name) == FLAGS
+    assert by_name["--grpc-port"] == {
+        "flags": ["--grpc-port"],
+        "dest": "grpc_port",
+        "takes_value": True,
+        "default": 50051,
+        "help": "0: any free port",
+    }
+    assert by_name["--enable-prefix-caching"]["flags"][1] == "--no-enable-prefix-caching"
+    assert not by_name["--enable-prefix-caching"]["takes_value"]
+    assert not by_name["--core-in-process"]["takes_value"]

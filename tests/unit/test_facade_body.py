@@ -1,0 +1,58 @@
+"""Bodies that are no JSON, or hold numbers that JSON can't: 400 that names the field."""
+
+from __future__ import annotations
+
+import pytest
+
+from http_facade.body import decode_json
+from http_facade.errors import ApiError
+
+
+def refusal(data: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decode_json(data)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b'{"temperature": NaN}', "temperature"),
+        (b'{"temperature": -Infinity}', "temperature"),
+        (b'{"temperature": 1e400}', "temperature"),
+        (b'{"logit_bias": {"5": Infinity}}', "logit_bias.5"),
+        (b'{"a": [1, {"b": 1e999}]}', "a[1].b"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "seed"),
+    ],
+)
+def test_a_number_that_json_cannot_hold_is_named(data: bytes, param: str) -> None:
+    assert refusal(data).param == param
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"  ",
+        b"{",
+        b'{"a" 1}',
+        b'{"a": 1}}',
+        b"\xff\xfe",
+        b'{"a": "\xff"}',
+        b'{"a": "\\ud800"}',
+    ],
+)
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    assert refusal(data).code == "invalid_json"
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_nesting_without_end_is_refused(opening: bytes) -> None:
+    assert refusal(b'{"model": ' + opening * 100_000).code == "invalid_json"
+    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
+    assert refusal(opening * 100_000 + b"1" + closing * 100_000).code == "invalid_json"
+
+
+def test_of_duplicate_keys_the_last_one_counts() -> None:
+    assert decode_json(b'{"n": 1, "n": 2}') == {"n": 2}
