@@ -1,0 +1,133 @@
+"""Compiling grammars off the step loop: one thread, one queue in, one queue out.
+
+A bad schema comes back as a Failure, never as an exception; the compiler lets go of the
+interpreter lock, so that steps go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import xgrammar
+from transformers import PreTrainedTokenizerFast
+
+from engine_service.errors import InternalError, InvalidRequest
+from engine_service.messages import Failure, StructuredOutput
+from engine_service.model_error import ModelError
+from engine_service.schema_check import FIELD, check_schema
+
+_ANY_OBJECT: Final = '{"type": "object"}'
+_LOCATION = re.compile(r"^\[[\d:]+\]\s*\S+:\d+:\s*(Check failed: \(.*?\) is false:\s*)?")
+_MAX_REASON_CHARS: Final = 200
+
+_log = logging.getLogger(__name__)
+
+Compilation = tuple[StructuredOutput, "xgrammar.CompiledGrammar | Failure"]
+
+
+class GrammarCompiler:
+    """`start` and `take_finished` are called by one thread; `on_ready` by the compiling one."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        on_ready: Callable[[], None],
+    ) -> None:
+        tokenizer = _tokenizer_info(model_dir, vocab_size, eos_token_ids)
+        self._compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+        self._on_ready = on_ready
+        self._waiting: SimpleQueue[StructuredOutput] = SimpleQueue()
+        self._finished: SimpleQueue[Compilation] = SimpleQueue()
+        # A daemon: a grammar that still compiles must not hold the process.
+        threading.Thread(target=self._run, name="grammar-compiler", daemon=True).start()
+
+    def start(self, spec: StructuredOutput) -> None:
+        self._waiting.put(spec)
+
+    def take_finished(self) -> list[Compilation]:
+        finished: list[Compilation] = []
+        while True:
+            try:
+                finished.append(self._finished.get_nowait())
+            except Empty:
+                return finished
+
+    def _run(self) -> None:
+        while True:
+            spec = self._waiting.get()
+            self._finished.put((spec, self._compile(spec)))
+            self._on_ready()
+
+    def _compile(self, spec: StructuredOutput) -> xgrammar.CompiledGrammar | Failure:
+        try:
+            if spec.kind == "json_object":
+                return self._compile_schema(_ANY_OBJECT)
+            if spec.kind == "json_schema":
+                check_schema(spec.source)
+                return self._compile_schema(spec.source)
+        except InvalidRequest as error:
+            return Failure(error.reason, error.message, error.field)
+        except Exception:
+            _log.exception("a grammar of kind %s failed to compile", spec.kind)
+            return Failure(InternalError.reason, "The grammar could not be compiled.", FIELD)
+        return Failure(
+            InvalidRequest.reason,
+            f"The kind of grammar {spec.kind!r} is not supported.",
+            "structured_output",
+        )
+
+    def _compile_schema(self, schema: str) -> xgrammar.CompiledGrammar:
+        try:
+            return self._compiler.compile_json_schema(schema, any_whitespace=False)
+        except RuntimeError as error:  # all that xgrammar raises for a schema it cannot take
+            raise InvalidRequest(_reason(str(error)), field=FIELD) from error
+
+
+def _reason(message: str) -> str:
+    """xgrammar's message without the place in its sources."""
+    lines = _LOCATION.sub("", message.strip()).splitlines() or [""]
+    reason = lines[0].strip()
+    if not reason or "call is<type>() before get<type>()" in reason:
+        reason = "a keyword has a value of the wrong type"
+    return reason[:_MAX_REASON_CHARS]
+
+
+def _tokenizer_info(
+    model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]
+) -> xgrammar.TokenizerInfo:
+    """The vocabulary as grammars see it.
+
+    Special tokens are left blank, which forbids them inside of text: a template's markers would
+    be invisible there. So are the ids of a vocabulary padded beyond its tokenizer.
+    """
+    path = model_dir / "tokenizer.json"
+    try:
+        added = json.loads(path.read_bytes()).get("added_tokens", [])
+        special = {token["id"] for token in added if token.get("special")}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
+        stop_token_ids = list(eos_token_ids) or None
+        detected = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size, stop_token_ids=stop_token_ids
+        )
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise ModelError(f"{path} is not a usable tokenizer.") from error
+    vocabulary = [""] * vocab_size
+    for token, token_id in tokenizer.get_vocab().items():
+        if token_id < vocab_size and token_id not in special:
+            vocabulary[token_id] = token
+    return xgrammar.TokenizerInfo(
+        vocabulary,
+        detected.vocab_type,
+        vocab_size=vocab_size,
+        stop_token_ids=stop_token_ids,
+        add_prefix_space=detected.add_prefix_space,
+    )

@@ -1,0 +1,136 @@
+"""Grammars of live requests: compiled once each, one matcher per sample, one bitmask per step.
+
+    submit -> (compiling, off the step loop) -> poll -> fill_bitmask, accept ... -> release
+
+A matcher follows the output tokens and lives as long as its request, preempted or not. It allows
+an end token only where the text is complete, and nothing else where it is complete and cannot go
+on. JSON is written on one line with ", " and ": " and no other whitespace outside of strings; an
+object holds the properties its schema names, in that order, and no others unless
+`additionalProperties` asks for them. json_object is any JSON object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import xgrammar
+
+from engine_service.errors import InternalError
+from engine_service.grammar_bitmask import GrammarBitmask
+from engine_service.grammar_compiler import GrammarCompiler
+from engine_service.messages import Failure, StructuredOutput
+from engine_service.request import Request, RequestKey
+
+__all__ = ["GrammarBitmask", "StructuredOutputManager"]
+
+MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
+
+
+class StructuredOutputManager:
+    """Used by one thread. `on_ready` is called by another, whenever `poll` has news."""
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._ends_without_token = not eos_token_ids
+        self._compiler = GrammarCompiler(Path(model_dir), vocab_size, eos_token_ids, on_ready)
+        self._cache = _GrammarCache(MAX_CACHE_BYTES)
+        self._waiting: dict[StructuredOutput, list[RequestKey]] = {}  # for a compilation
+        self._ready: list[RequestKey] = []  # for the next poll
+        self._matchers: dict[RequestKey, xgrammar.GrammarMatcher] = {}
+        self._on_ready = on_ready
+
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
+        """`poll` will name the key, once, unless it is released before."""
+        grammar = self._cache.get(spec)
+        if grammar is not None:
+            self._matchers[key] = self._new_matcher(grammar)
+            self._ready.append(key)
+            self._on_ready()
+        elif spec in self._waiting:
+            self._waiting[spec].append(key)
+        else:
+            self._waiting[spec] = [key]
+            self._compiler.start(spec)
+
+    def poll(self) -> list[tuple[RequestKey, Failure | None]]:
+        """Keys whose grammar became ready, or why it did not; never waits."""
+        news: list[tuple[RequestKey, Failure | None]] = [(key, None) for key in self._ready]
+        self._ready.clear()
+        for spec, result in self._compiler.take_finished():
+            keys = self._waiting.pop(spec)
+            if isinstance(result, Failure):
+                news += [(key, result) for key in keys]
+                continue
+            self._cache.put(spec, result)
+            for key in keys:
+                self._matchers[key] = self._new_matcher(result)
+                news.append((key, None))
+        return news
+
+    def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
+        """What may come next, for those of a step's sampling requests that have a grammar."""
+        rows = [row for row, request in enumerate(sampling) if request.key in self._matchers]
+        if not rows:
+            return None
+        words_GW = xgrammar.allocate_token_bitmask(len(rows), self._vocab_size)
+        for i, row in enumerate(rows):
+            self._matchers[sampling[row].key].fill_next_token_bitmask(words_GW, i)
+        return GrammarBitmask(rows, words_GW)
+
+    def accept(self, key: RequestKey, token_id: int) -> None:
+        """Raises InternalError, which concerns this request only, if the mask was not obeyed."""
+        if not self._matchers[key].accept_token(token_id):
+            raise InternalError("The grammar does not allow the token that was sampled.")
+
+    def is_terminated(self, key: RequestKey) -> bool:
+        """Whether the text is complete and its end was accepted."""
+        return self._matchers[key].is_terminated()
+
+    def release(self, key: RequestKey) -> None:
+        """Forgets the request, in whatever state; unknown keys are ignored."""
+        self._matchers.pop(key, None)
+        if key in self._ready:
+            self._ready.remove(key)
+        for keys in self._waiting.values():
+            if key in keys:
+                keys.remove(key)
+
+    def _new_matcher(self, grammar: xgrammar.CompiledGrammar) -> xgrammar.GrammarMatcher:
+        return xgrammar.GrammarMatcher(
+            grammar, terminate_without_stop_token=self._ends_without_token
+        )
+
+
+class _GrammarCache:
+    """Compiled grammars by their source, the least recently used one evicted first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._grammars: OrderedDict[StructuredOutput, xgrammar.CompiledGrammar] = OrderedDict()
+
+    def get(self, spec: StructuredOutput) -> xgrammar.CompiledGrammar | None:
+        grammar = self._grammars.get(spec)
+        if grammar is not None:
+            self._grammars.move_to_end(spec)
+        return grammar
+
+    def put(self, spec: StructuredOutput, grammar: xgrammar.CompiledGrammar) -> None:
+        """Keeps the newest even when it alone is larger than the limit."""
+        self._grammars[spec] = grammar
+        self._num_bytes += _size(spec, grammar)
+        while self._num_bytes > self._max_bytes and len(self._grammars) > 1:
+            self._num_bytes -= _size(*self._grammars.popitem(last=False))
+
+
+def _size(spec: StructuredOutput, grammar: xgrammar.CompiledGrammar) -> int:
+    return grammar.memory_size_bytes + len(spec.source)
