@@ -1,0 +1,268 @@
+"""The way that both generation endpoints share, from a decoded request to a finished answer.
+
+    prepare (plan, prompts) -> run -> first batch -> headers -> deltas -> end
+
+Nothing is written before the first batch, which the engine's first PrefillProgress or Delta makes:
+what fails before that has its real status, stream or not. What fails later ends a stream with one
+error event, usage so far, and [DONE].
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+from opentelemetry.trace import Span
+
+from clients.errors import EngineClientError, InternalError, TokenizerStale
+from clients.text.errors import TextLayerError
+from clients.text.text_stream import TextStream
+from clients.types import GenerateRequest
+from http_facade.answers import (
+    AnswerFormat,
+    AnswerHead,
+    UsageBody,
+    WholeChoice,
+    chunk_usage,
+    usage_body,
+)
+from http_facade.engine import ServedModel
+from http_facade.errors import (
+    ApiError,
+    ErrorBody,
+    from_engine_error,
+    internal,
+    invalid,
+    model_not_found,
+    unavailable,
+)
+from http_facade.facade import Facade
+from http_facade.generation import GenerationRun, PromptCall
+from http_facade.output_processor import ChoiceDelta, PromptProcessor, UsageCounter
+from http_facade.params import GenerationPlan
+from http_facade.prompts import Prompt
+from http_facade.sse import EventStream
+from http_facade.state import RequestState
+from traces import names
+
+_TIMEOUT_HEADER = "x-request-timeout"  # seconds
+_MAX_TIMEOUT_SECONDS = 86_400.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    plan: GenerationPlan
+    prompts: Sequence[Prompt]
+    format: AnswerFormat
+
+
+Prepare = Callable[[ServedModel, AnswerHead], Awaitable[Prepared]]
+
+
+class StreamFailure(msgspec.Struct, frozen=True):
+    """What a stream says in place of a finish reason."""
+
+    error: ErrorBody
+    usage: UsageBody
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """One request of either endpoint."""
+
+    request: web.Request
+    facade: Facade
+    state: RequestState
+    span: Span
+    prompt_param: str
+    model_name: str  # as the caller gave it
+    prepare: Prepare
+
+    async def answer(self) -> web.StreamResponse:
+        """Raises ApiError as long as nothing is written."""
+        timeout_seconds = _timeout_seconds(self.request)
+        try:
+            model = self._named_model()
+            try:
+                return await self._attempt(model, timeout_seconds)
+            except TokenizerStale:  # the engine has another tokenizer since we asked
+                await self.facade.connection.refresh()
+                return await self._attempt(self._named_model(), timeout_seconds)
+        except EngineClientError as error:
+            raise self.api_error(error) from None
+        except TextLayerError as error:
+            logger.error("the engine's tokenizer can't be used: %s", error.message)
+            raise unavailable("the engine's tokenizer can't be used") from None
+
+    def _named_model(self) -> ServedModel:
+        model = self.facade.connection.model()
+        if self.model_name not in self.facade.served_names():
+            raise model_not_found(self.model_name)
+        self.state.model = self.model_name
+        return model
+
+    async def _attempt(
+        self, model: ServedModel, timeout_seconds: float | None
+    ) -> web.StreamResponse:
+        head = AnswerHead(
+            self.state.answer_id, int(time.time()), self.model_name, model.fingerprint
+        )
+        prepared = await self.prepare(model, head)
+        self.state.prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
+        usage = UsageCounter(self.state.prompt_tokens, prepared.plan.n)
+        if timeout_seconds is not None:
+            timeout_seconds = max(timeout_seconds - self.state.elapsed_seconds(), 0.0)
+        calls = _prompt_calls(prepared, model, self.state.request_id)
+        run = GenerationRun(self.facade.connection.client, calls, timeout=timeout_seconds)
+        with self.facade.runs.track(run):
+            async with run:
+                output = _Output(self, prepared, run, usage)
+                first = await run.next_batch()
+                if prepared.plan.stream:
+                    return await output.stream(first)
+                return await output.whole(first)
+
+    def api_error(self, error: Exception) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, InternalError):
+            logger.error("request %s: a fault of the engine: %s", error.request_id, error.message)
+        if isinstance(error, EngineClientError):
+            return from_engine_error(error, prompt_param=self.prompt_param, model=self.model_name)
+        logger.error("request %s failed", self.state.request_id, exc_info=error)
+        return internal()
+
+
+class _Output:
+    """Writes one run's deltas, as a stream or as a whole."""
+
+    def __init__(
+        self, answering: Answering, prepared: Prepared, run: GenerationRun, usage: UsageCounter
+    ) -> None:
+        self._answering = answering
+        self._state = answering.state
+        self._plan = prepared.plan
+        self._num_choices = len(prepared.prompts) * prepared.plan.n
+        self._format = prepared.format
+        self._run = run
+        self._usage = usage
+
+    async def whole(self, first: list[ChoiceDelta] | None) -> web.Response:
+        choices = [WholeChoice(index) for index in range(self._num_choices)]
+        batch = first
+        while batch is not None:
+            for delta in batch:
+                self._count(delta)
+                choices[delta.index].add(delta)
+            batch = await self._run.next_batch()
+        document = self._format.whole(choices, usage_body(self._usage.usage()))
+        return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+    async def stream(self, first: list[ChoiceDelta] | None) -> web.StreamResponse:
+        events = EventStream(self._answering.request)
+        await events.start()
+        try:
+            await self._send_deltas(events, first)
+        except ConnectionError:  # the client is gone
+            raise
+        except Exception as failure:
+            error = self._answering.api_error(failure)
+            self._state.error_code = error.code or str(error.status)
+            usage = usage_body(self._usage.usage())
+            await events.send([StreamFailure(error.envelope().error, usage)])
+        return await events.end()
+
+    async def _send_deltas(self, events: EventStream, first: list[ChoiceDelta] | None) -> None:
+        keepalive_seconds = self._answering.facade.config.sse_keepalive_seconds or None
+        batch = first
+        while batch is not None:
+            if batch:
+                await self._send(events, batch)
+            else:
+                await events.keep_alive()
+            batch = await self._run.next_batch(keepalive_seconds)
+        if self._plan.include_usage:
+            await events.send([self._format.usage_chunk(usage_body(self._usage.usage()))])
+
+    async def _send(self, events: EventStream, batch: list[ChoiceDelta]) -> None:
+        documents: list[msgspec.Struct] = []
+        has_content = False
+        for delta in batch:
+            self._count(delta)
+            has_content = has_content or bool(delta.text)
+            usage = chunk_usage(
+                self._usage.usage(),
+                include_usage=self._plan.include_usage,
+                continuous=self._plan.continuous_usage,
+            )
+            documents.extend(self._format.chunks(delta, usage))
+        await events.send(documents)
+        if has_content and self._state.ttft_seconds is None:
+            self._state.ttft_seconds = self._state.elapsed_seconds()
+            self._answering.span.add_event(names.EVENT_FIRST_BYTE_WRITTEN)
+
+    def _count(self, delta: ChoiceDelta) -> None:
+        self._usage.count(delta)
+        self._state.completion_tokens += delta.num_tokens
+        if delta.finish_reason is not None:
+            self._state.finish_reasons.append(delta.finish_reason)
+
+
+def _prompt_calls(prepared: Prepared, model: ServedModel, request_id: str) -> list[PromptCall]:
+    """The engine's ids are the caller's plus a random suffix: a proxy's retry never collides."""
+    plan = prepared.plan
+    suffix = secrets.token_hex(4)
+    hidden = set(plan.text.stop_token_ids)
+    if not plan.stopping.ignore_eos:
+        hidden |= set(model.info.eos_token_ids)
+
+    def make_text_stream() -> TextStream:
+        return TextStream(
+            model.tokenizer,
+            stop=plan.text.stop,
+            include_stop_str_in_output=plan.text.include_stop_str_in_output,
+            skip_special_tokens=plan.text.skip_special_tokens,
+            min_tokens=plan.text.min_tokens,
+            want_logprobs=plan.text.want_logprobs,
+            hidden_token_ids=hidden,
+        )
+
+    calls = []
+    for i, prompt in enumerate(prepared.prompts):
+        request = GenerateRequest(
+            prompt=prompt.token_ids,
+            request_id=f"{request_id}-{suffix}" + (f"-{i}" if len(prepared.prompts) > 1 else ""),
+            model=model.info.model,
+            sampling=plan.sampling,
+            stopping=plan.stopping,
+            structured_output=plan.structured_output,
+            num_logprobs=plan.num_logprobs,
+            cache_salt=plan.cache_salt,
+            priority=plan.priority,
+            tokenizer_digest=model.info.tokenizer_digest,
+        )
+        stop_token_ids = plan.text.stop_token_ids
+        processor = PromptProcessor(i * plan.n, plan.n, make_text_stream, stop_token_ids)
+        calls.append(PromptCall(request, processor))
+    return calls
+
+
+def _timeout_seconds(request: web.Request) -> float | None:
+    given = request.headers.get(_TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
+        raise invalid(_TIMEOUT_HEADER, "must be a number of seconds above 0")
+    return seconds

@@ -1,0 +1,108 @@
+"""A request body, from bytes to plain Python data.
+
+The JSON is decoded by msgspec, which refuses NaN, Infinity, numbers out of range, invalid UTF-8
+and lone surrogates. Its complaint names a byte, not a field; so a body that fails is read once
+more, leniently, only to find the field to name. Of duplicate keys the last one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
+
+from http_facade.errors import ApiError, invalid
+
+_READ_SECONDS = 120.0  # for a body to arrive
+_MAX_PATH_CHARS = 200
+_MAX_INTEGER_DIGITS = 300  # far beyond any field of ours
+
+
+async def read_json(request: web.Request, max_body_bytes: int) -> object:
+    if request.headers.get("Content-Type") and request.content_type != "application/json":
+        raise ApiError(
+            415,
+            "the request body must be application/json, not "
+            f"{request.content_type} (with curl: -H 'Content-Type: application/json')",
+            code="unsupported_media_type",
+        )
+    if request.content_length is not None and request.content_length > max_body_bytes:
+        raise ApiError(
+            413,
+            f"the request body has {request.content_length} bytes; at most {max_body_bytes} "
+            "are taken",
+            code="request_too_large",
+        )
+    return decode_json(await _read(request))
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the request body did not arrive within {_READ_SECONDS:g} seconds",
+            code="request_timeout",
+        ) from None
+    except (web.RequestPayloadError, PayloadEncodingError):
+        raise invalid(
+            None, "the body is not encoded as its headers say", code="bad_encoding"
+        ) from None
+
+
+def decode_json(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid(
+            None, "the JSON of the body is nested too deeply", code="invalid_json"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise _explain(data, error) from None
+
+
+def _explain(data: bytes, error: msgspec.DecodeError) -> ApiError:
+    path = _path_of_bad_number(data)
+    if path is not None:
+        return invalid(path, "the number is out of range or not finite")
+    if not data.strip():
+        return invalid(None, "the request body is empty", code="invalid_json")
+    text = str(error).split(" - at ")[0]
+    return invalid(None, f"the body is not valid JSON: {text}", code="invalid_json")
+
+
+class _BadNumber:
+    """Stands for a number that strict JSON can't hold."""
+
+
+def _finite(text: str) -> object:
+    return 0.0 if math.isfinite(float(text)) else _BadNumber()
+
+
+def _small(text: str) -> object:
+    return 0 if len(text) <= _MAX_INTEGER_DIGITS else _BadNumber()
+
+
+def _path_of_bad_number(data: bytes) -> str | None:
+    try:
+        document: object = json.loads(
+            data, parse_float=_finite, parse_int=_small, parse_constant=lambda _: _BadNumber()
+        )
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[str, object]] = [("", document)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, _BadNumber):
+            return path[:_MAX_PATH_CHARS] or None
+        if isinstance(value, dict):
+            pending.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
+        elif isinstance(value, list):
+            pending.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
+    return None

@@ -1,0 +1,142 @@
+"""One request's generation: a gRPC call per prompt, run together, read as one stream of deltas.
+
+    pump per prompt:  engine events -> PromptProcessor -> mailbox (bounded)
+    reader:           next_batch() -> whatever has arrived by now
+
+The mailbox is bounded, so a slow client slows the pumps, they stop reading their calls, and the
+engine's collectors merge what waits. One prompt that fails fails all. Leaving the run cancels every
+call that is not finished: there is no other cancel path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from clients.engine_client import EngineClient
+from clients.errors import EngineClientError
+from clients.generate_stream import GenerateStream
+from clients.types import GenerateRequest
+from http_facade.output_processor import ChoiceDelta, PromptProcessor
+
+_MAILBOX_DELTAS = 64  # per run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCall:
+    request: GenerateRequest
+    processor: PromptProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class _PumpEnded:
+    failure: Exception | None
+
+
+class GenerationRun:
+    def __init__(
+        self, client: EngineClient, calls: Sequence[PromptCall], *, timeout: float | None = None
+    ) -> None:
+        self._client = client
+        self._calls = calls
+        self._timeout = timeout
+        self._mailbox: asyncio.Queue[ChoiceDelta | _PumpEnded] = asyncio.Queue(_MAILBOX_DELTAS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_open = len(calls)
+        self._failure: Exception | None = None
+
+    async def __aenter__(self) -> Self:
+        for call in self._calls:
+            self._tasks.add(asyncio.create_task(self._pump(call)))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._cancel_tasks()
+
+    async def next_batch(self, timeout: float | None = None) -> list[ChoiceDelta] | None:
+        """The deltas that have arrived, at least one; empty after `timeout` seconds of silence;
+        None at the end. Raises what a call failed with, after what came before it."""
+        while self._failure is None and self._num_open:
+            try:
+                async with asyncio.timeout(timeout):
+                    item = await self._mailbox.get()
+            except TimeoutError:
+                return []
+            if batch := self._take(item):
+                return batch
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def fail(self, error: EngineClientError) -> None:
+        """Ends the run from outside: the reader gets `error` next, in place of what was waiting."""
+        for task in self._tasks:
+            task.cancel()
+        while not self._mailbox.empty():
+            self._mailbox.get_nowait()
+        self._mailbox.put_nowait(_PumpEnded(error))
+
+    # ------------------------------------------------------------ inside
+
+    def _take(self, item: ChoiceDelta | _PumpEnded) -> list[ChoiceDelta]:
+        batch: list[ChoiceDelta] = []
+        while True:
+            if isinstance(item, ChoiceDelta):
+                batch.append(item)
+            elif item.failure is not None:
+                self._failure = item.failure
+                return batch
+            else:
+                self._num_open -= 1
+            if self._mailbox.empty():
+                return batch
+            item = self._mailbox.get_nowait()
+
+    async def _pump(self, call: PromptCall) -> None:
+        failure: Exception | None = None
+        try:
+            await self._read_events(call)
+        except Exception as error:
+            failure = error
+        await self._mailbox.put(_PumpEnded(failure))
+
+    async def _read_events(self, call: PromptCall) -> None:
+        processor = call.processor
+        async with self._client.generate(call.request, timeout=self._timeout) as stream:
+            async for event in stream:
+                for delta in processor.process(event):
+                    await self._mailbox.put(delta)
+                if processor.is_finished:
+                    return  # leaving the stream cancels what the engine still runs
+                if stopped := processor.take_stopped():
+                    self._abort(stream, stopped)
+
+    def _abort(self, stream: GenerateStream, samples: list[int]) -> None:
+        """Frees stopped samples while their siblings go on; delays nobody."""
+        task = asyncio.create_task(self._abort_samples(stream.request_id, samples))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _abort_samples(self, request_id: str, samples: list[int]) -> None:
+        try:
+            await self._client.abort(request_id, samples)
+        except EngineClientError as error:
+            # the stream itself fails then too, or its end frees the samples
+            logger.warning("could not abort samples of %s: %s", request_id, error.message)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,180 @@
+"""From the engine's events to what a choice says: the one place where an answer is made.
+
+Streamed and whole answers are both built from these deltas, so they agree to the byte.
+
+    event of one prompt's stream -> ChoiceDelta(s), each for choice = prompt * n + sample
+
+A sample ends by the engine's Finished, or here, at the token that completes a stop string; the
+engine may still be running it then (`take_stopped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clients.errors import EngineUnavailable
+from clients.text.text_stream import LogprobEntry, TextDelta, TextStream
+from clients.types import Accepted, Delta, Finished, FinishReason, GenerateEvent, PrefillProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    index: int
+    text: str = ""
+    logprobs: tuple[LogprobEntry, ...] = ()
+    num_tokens: int = 0  # generated tokens consumed by this delta, hidden ones included
+    begins: bool = False  # first delta of its choice
+    cached_tokens: int | None = None  # of the prompt, where this delta tells
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that matched
+
+
+@dataclass(slots=True)
+class _Sample:
+    text: TextStream
+    has_begun: bool = False
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class UsageCounter:
+    """Adds up what the deltas of all prompts say, in the order in which they are sent."""
+
+    def __init__(self, prompt_tokens: int, n: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._n = n
+        self._completion_tokens = 0
+        self._cached_tokens: dict[int, int] = {}  # by prompt
+
+    def count(self, delta: ChoiceDelta) -> None:
+        self._completion_tokens += delta.num_tokens
+        if delta.cached_tokens is not None:
+            prompt = delta.index // self._n
+            self._cached_tokens[prompt] = max(
+                delta.cached_tokens, self._cached_tokens.get(prompt, 0)
+            )
+
+    def usage(self) -> Usage:
+        return Usage(
+            self._prompt_tokens, self._completion_tokens, sum(self._cached_tokens.values())
+        )
+
+
+class PromptProcessor:
+    """One prompt's n samples."""
+
+    def __init__(
+        self,
+        first_choice: int,
+        n: int,
+        make_text_stream: Callable[[], TextStream],
+        stop_token_ids: frozenset[int],
+    ) -> None:
+        self._first_choice = first_choice
+        self._samples = [_Sample(make_text_stream()) for _ in range(n)]
+        self._num_running = n
+        self._stop_token_ids = stop_token_ids
+        self._stopped: list[int] = []
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_running == 0
+
+    def take_stopped(self) -> list[int]:
+        """Samples that ended here while the engine still runs them; each is told once."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def process(self, event: GenerateEvent) -> list[ChoiceDelta]:
+        """Raises EngineUnavailable for a sample that the engine aborted by itself."""
+        if isinstance(event, Accepted):
+            return []
+        sample = self._samples[event.index]
+        if sample.is_finished:
+            return []
+        match event:
+            case PrefillProgress():
+                return self._prefill(event, sample)
+            case Delta():
+                return self._delta(event, sample)
+            case Finished():
+                return self._finished(event, sample)
+
+    def _prefill(self, event: PrefillProgress, sample: _Sample) -> list[ChoiceDelta]:
+        begins, sample.has_begun = not sample.has_begun, True
+        cached = event.cached_tokens if event.index == 0 else None
+        if not begins and cached is None:
+            return []
+        return [self._choice(event.index, begins=begins, cached_tokens=cached)]
+
+    def _delta(self, event: Delta, sample: _Sample) -> list[ChoiceDelta]:
+        text = sample.text.push(event.token_ids, event.logprobs)
+        deltas = [self._text(event.index, sample, text)]
+        if text.matched_stop is not None:
+            self._stopped.append(event.index)
+            deltas.append(self._finish(event.index, sample, "stop", text.matched_stop))
+        return deltas
+
+    def _finished(self, event: Finished, sample: _Sample) -> list[ChoiceDelta]:
+        if event.reason is FinishReason.ABORT:
+            raise EngineUnavailable("the engine gave the request up", reason="ENGINE_UNAVAILABLE")
+        cached = event.usage.cached_tokens if event.index == 0 else None
+        deltas = []
+        rest = sample.text.finish()
+        if rest.text or rest.logprobs or not sample.has_begun or cached is not None:
+            deltas.append(self._text(event.index, sample, rest, cached))
+        if rest.matched_stop is not None:
+            return [*deltas, self._finish(event.index, sample, "stop", rest.matched_stop)]
+        token_id = event.stop_token_id
+        stop_reason = token_id if token_id in self._stop_token_ids else None
+        return [*deltas, self._finish(event.index, sample, event.reason.value, stop_reason)]
+
+    def _text(
+        self, index: int, sample: _Sample, text: TextDelta, cached_tokens: int | None = None
+    ) -> ChoiceDelta:
+        begins, sample.has_begun = not sample.has_begun, True
+        return self._choice(
+            index,
+            text=text.text,
+            logprobs=text.logprobs,
+            num_tokens=len(text.token_ids),
+            begins=begins,
+            cached_tokens=cached_tokens,
+        )
+
+    def _finish(
+        self, index: int, sample: _Sample, reason: str, stop_reason: str | int | None
+    ) -> ChoiceDelta:
+        sample.is_finished = True
+        self._num_running -= 1
+        return self._choice(index, finish_reason=reason, stop_reason=stop_reason)
+
+    def _choice(
+        self,
+        index: int,
+        *,
+        text: str = "",
+        logprobs: tuple[LogprobEntry, ...] = (),
+        num_tokens: int = 0,
+        begins: bool = False,
+        cached_tokens: int | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> ChoiceDelta:
+        return ChoiceDelta(
+            self._first_choice + index,
+            text,
+            logprobs,
+            num_tokens,
+            begins,
+            cached_tokens,
+            finish_reason,
+            stop_reason,
+        )

@@ -1,0 +1,226 @@
+"""From a request's messages or prompts to token ids.
+
+Long texts are rendered and encoded in a thread, so that other requests' tokens keep flowing.
+Content parts are joined without a separator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from opentelemetry.trace import Tracer
+
+from clients.text.chat_template import ChatTemplate
+from clients.text.errors import ChatTemplateError, InvalidText
+from clients.text.tokenizer import Tokenizer
+from clients.types import ModelInfo
+from http_facade.errors import context_length_exceeded, invalid
+from http_facade.schema import MAX_CHOICES, ChatRequest, CompletionRequest, Message, ToolCall
+from traces import names
+
+_INLINE_CHARS = 4_000  # up to here a thread costs more than it spares
+
+# what the facade itself passes to a template
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message")
+)
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: Sequence[int]
+    text: str = ""  # to show again, for echo
+
+
+async def _run(work: Callable[[], ResultT], num_chars: int) -> ResultT:
+    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+
+
+# ---------------------------------------------------------------- chat
+
+
+async def chat_prompt(
+    request: ChatRequest, tokenizer: Tokenizer, model: ModelInfo, tracer: Tracer
+) -> Prompt:
+    template = tokenizer.chat_template
+    if template is None:
+        raise invalid("messages", "the model has no chat template: use /v1/completions")
+    messages = _template_messages(request.messages, template)
+    num_chars = sum(_num_chars(message) for message in request.messages)
+    with tracer.start_as_current_span(names.SPAN_RENDER):
+        text = await _run(lambda: _render(request, template, messages), num_chars)
+    with tracer.start_as_current_span(names.SPAN_TOKENIZE):
+        token_ids = await _run(lambda: _encode(tokenizer, text, "messages", False), len(text))
+    _check_length(token_ids, model, "messages")
+    return Prompt(token_ids)
+
+
+def _render(request: ChatRequest, template: ChatTemplate, messages: list[dict[str, object]]) -> str:
+    kwargs = dict(request.chat_template_kwargs or {})
+    if reserved := sorted(_RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
+        raise invalid("chat_template_kwargs", f"{reserved[0]} can't be set here")
+    if request.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = request.reasoning_effort
+    add_generation_prompt = request.add_generation_prompt
+    if add_generation_prompt is None:
+        add_generation_prompt = not request.continue_final_message
+    try:
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=kwargs,
+        )
+    except ChatTemplateError as error:
+        raise invalid("messages", error.message) from None
+
+
+def unused_template_fields(request: ChatRequest, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Fields that only a template could honour and this one doesn't name."""
+    source = tokenizer.chat_template.source if tokenizer.chat_template else ""
+    given = {f"chat_template_kwargs.{name}": name for name in request.chat_template_kwargs or {}}
+    if request.reasoning_effort is not None:
+        given["reasoning_effort"] = "reasoning_effort"
+    return tuple(field for field, name in given.items() if name not in source)
+
+
+def _num_chars(message: Message) -> int:
+    content = message.content or ""
+    parts = [content] if isinstance(content, str) else [part.text or "" for part in content]
+    calls = [call.function.arguments for call in message.tool_calls or ()]
+    return sum(map(len, (*parts, *calls)))
+
+
+def _template_messages(
+    messages: Sequence[Message], template: ChatTemplate
+) -> list[dict[str, object]]:
+    knows_developer = "developer" in template.source
+    return [_template_message(i, m, knows_developer) for i, m in enumerate(messages)]
+
+
+def _template_message(index: int, message: Message, knows_developer: bool) -> dict[str, object]:
+    """Absent fields stay absent, because templates ask with `is defined`."""
+    role: str = message.role
+    if role == "developer" and not knows_developer:
+        role = "system"
+    plain: dict[str, object] = {"role": role, "content": _content(index, message)}
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", message.reasoning_content),
+    ):
+        if value is not None:
+            plain[name] = value
+    return plain
+
+
+def _content(index: int, message: Message) -> str:
+    where = f"messages[{index}].content"
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise invalid(where, "this field is required", code="missing_required_parameter")
+        return ""
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise invalid(where, "has no parts")
+    for part in content:
+        if part.type != "text":
+            raise invalid(
+                where,
+                f"parts of type {part.type[:50]} can't be taken: the model reads text only",
+                code="unsupported_content",
+            )
+        if part.text is None:
+            raise invalid(where, "a text part needs text")
+    return "".join(part.text or "" for part in content)
+
+
+def _tool_call(call: ToolCall) -> dict[str, object]:
+    """Templates expect the arguments as an object; what is not JSON is passed on as text."""
+    try:
+        arguments: object = msgspec.json.decode(call.function.arguments)
+    except (msgspec.DecodeError, RecursionError):
+        arguments = call.function.arguments
+    plain: dict[str, object] = {
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+    if call.id is not None:
+        plain["id"] = call.id
+    return plain
+
+
+# ---------------------------------------------------------------- completions
+
+
+async def completion_prompts(
+    request: CompletionRequest, tokenizer: Tokenizer, model: ModelInfo, tracer: Tracer
+) -> list[Prompt]:
+    given = _given_prompts(request.prompt)
+    if len(given) * request.n > MAX_CHOICES:
+        raise invalid("prompt", f"prompts times n may be at most {MAX_CHOICES}")
+    num_chars = sum(len(prompt) for _, prompt in given)
+    with tracer.start_as_current_span(names.SPAN_TOKENIZE):
+        return await _run(
+            lambda: [
+                _completion_prompt(param, prompt, tokenizer, model, echo=request.echo)
+                for param, prompt in given
+            ],
+            num_chars,
+        )
+
+
+def _given_prompts(
+    prompt: str | list[str | int | list[int]],
+) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with the name of the field it stands in."""
+    if isinstance(prompt, str):
+        return [("prompt", prompt)]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [("prompt", [item for item in prompt if isinstance(item, int)])]
+    if len(kinds) > 1:
+        raise invalid("prompt", "strings, token ids and lists of token ids can't be mixed")
+    return [(f"prompt[{i}]", item) for i, item in enumerate(prompt) if not isinstance(item, int)]
+
+
+def _completion_prompt(
+    param: str, prompt: str | list[int], tokenizer: Tokenizer, model: ModelInfo, *, echo: bool
+) -> Prompt:
+    if isinstance(prompt, str):
+        token_ids = _encode(tokenizer, prompt, param, True)
+    else:
+        token_ids = prompt
+        if bad := next((i for i in token_ids if i >= model.vocab_size), None):
+            raise invalid(param, f"{bad} is no token id of this model")
+    _check_length(token_ids, model, param)
+    if not echo:
+        return Prompt(token_ids)
+    return Prompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+
+
+# ---------------------------------------------------------------- both
+
+
+def _encode(tokenizer: Tokenizer, text: str, param: str, add_special_tokens: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except InvalidText as error:
+        raise invalid(param, error.message) from None
+
+
+def _check_length(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
+    if not token_ids:
+        raise invalid(param, "is empty: there is no token to start from")
+    if len(token_ids) >= model.max_model_len:
+        raise context_length_exceeded(len(token_ids), model.max_model_len, param)

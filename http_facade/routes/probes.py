@@ -1,0 +1,30 @@
+"""/healthz (this process lives), /readyz (the engine serves), /metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from http_facade.errors import unavailable
+from http_facade.facade import FACADE
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """Knows nothing of the engine: a restart of this process would not help that one."""
+    return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+
+
+async def readyz(request: web.Request) -> web.Response:
+    facade = request.app[FACADE]
+    if facade.is_draining:
+        raise unavailable("the server is shutting down")
+    if not facade.is_ready:
+        raise unavailable("the engine is not ready")
+    return web.Response(body=b'{"status":"ready"}', content_type="application/json")
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(
+        body=request.app[FACADE].metrics.exposition(),
+        headers={"Content-Type": CONTENT_TYPE_LATEST},
+    )

@@ -1,0 +1,121 @@
+"""What a request may say: the fields both generation endpoints honour, with types and ranges.
+
+These Structs are the one description of the surface: decoding checks against them, and documents
+about the surface are made from them. Every field is optional unless it has no default; null is the
+same as absent. Fields that are not honoured stand in `decisions.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+MAX_CHOICES = 1024  # prompts times n
+MAX_STOP_STRING_CHARS = 2_000
+MAX_COMPLETION_LOGPROBS = 5
+COMPLETION_MAX_TOKENS = 16  # the default of the completions endpoint
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+# ---------------------------------------------------------------- messages
+
+
+class ContentPart(Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(Struct, kw_only=True):
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+# ---------------------------------------------------------------- both endpoints
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(Struct, kw_only=True):
+    schema: dict[str, object]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # enforced either way
+
+
+class ResponseFormat(Struct, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    best_of: Count | None = None  # only as another word for n
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None  # -1, 0: off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: NonNegative | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+# ---------------------------------------------------------------- the two requests
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None  # default: unless the last message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None  # if the template takes it
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    # a string, strings, token ids, or lists of token ids
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+    echo: bool = False
