@@ -114,9 +114,10 @@ def _tokenizer_info(
         added = json.loads(path.read_bytes()).get("added_tokens", [])
         special = {token["id"] for token in added if token.get("special")}
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
-        stop_token_ids = list(eos_token_ids) or None
         detected = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size, stop_token_ids=stop_token_ids
+            tokenizer,
+            vocab_size=vocab_size,
+            stop_token_ids=list(eos_token_ids) or [0],  # of no account: only its kind is asked
         )
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ModelError(f"{path} is not a usable tokenizer.") from error
@@ -128,6 +129,6 @@ def _tokenizer_info(
         vocabulary,
         detected.vocab_type,
         vocab_size=vocab_size,
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=list(eos_token_ids),
         add_prefix_space=detected.add_prefix_space,
     )

@@ -47,5 +47,7 @@ class PromptTokenizer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
+        # Unlike `encode`, the batch form releases the interpreter lock.
+        (encoding,) = self._tokenizer.encode_batch_fast([text])
+        ids: list[int] = encoding.ids
         return ids

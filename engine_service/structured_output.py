@@ -24,8 +24,6 @@ from engine_service.grammar_compiler import GrammarCompiler
 from engine_service.messages import Failure, StructuredOutput
 from engine_service.request import Request, RequestKey
 
-__all__ = ["GrammarBitmask", "StructuredOutputManager"]
-
 MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
 
 
