@@ -60,8 +60,8 @@ class _RopeFields(msgspec.Struct, frozen=True):
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
-    full_attention: msgspec.Raw | None = None  # per-layer-type parameters
-    sliding_attention: msgspec.Raw | None = None
+    full_attention: dict[str, object] | None = None  # per-layer-type parameters
+    sliding_attention: dict[str, object] | None = None
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class _ConfigFile(msgspec.Struct, frozen=True):
     dtype: str | None = None
     torch_dtype: str | None = None
     eos_token_id: int | list[int] | None = None
-    quantization_config: msgspec.Raw | None = None
+    quantization_config: dict[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def reference(embedded_model_dir: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         embedded_model_dir, dtype=torch.float32
     )
-    return model.eval()
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def expected(reference: PreTrainedModel, prompt_ids: list[list[int]]) -> list[li
     padded = torch.tensor([[PAD] * (longest - len(ids)) + ids for ids in prompt_ids])
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompt_ids])
     with torch.inference_mode():
-        output = reference.generate(
+        output = reference.generate(  # type: ignore[operator]
             padded, attention_mask=mask, do_sample=False, max_new_tokens=NUM_NEW
         )
     return [_cut(row) for row in output[:, longest:].tolist()]
