@@ -1,9 +1,9 @@
 # `make serve` and `make test` set everything up on their own; a second run installs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check protos clean
+.PHONY: help install serve test test-full check protos structures clean
 
 BIN := .venv/bin
-PACKAGES := clients engine_service http_facade kernels protos traces tests
+PACKAGES := clients engine_service http_facade kernels protos scripts traces tests
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,14 +20,18 @@ test: install ## the tests that fit in minutes; ARGS="..." are pytest's
 test-full: install ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: install ## lint, format, types, and that the generated protobuf code is current
+check: install ## lint, format, types, and that generated code and the structures page are current
 	$(BIN)/ruff check $(PACKAGES)
 	$(BIN)/ruff format --check $(PACKAGES)
 	$(BIN)/mypy
 	scripts/protos.sh --check
+	$(BIN)/python scripts/structures.py --check
 
 protos: install ## generate protos/engine_pb2*.py from protos/engine.proto
 	scripts/protos.sh
+
+structures: install ## write the module list of docs/structures.md from the docstrings
+	$(BIN)/python scripts/structures.py
 
 clean: ## remove what install, tests and checks made (the imported model stays)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
