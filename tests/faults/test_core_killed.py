@@ -87,7 +87,7 @@ async def test_sigkill_of_the_core(served: Served) -> None:
 
     await answered_again(served, 30)
     assert await core_pid(served) not in (0, pid)
-    assert probe(served.http + "/readyz") == 200
+    await until(lambda: probe(served.http + "/readyz") == 200, 5, "ready again")
     await wait_idle(served, 3)
 
 
