@@ -16,14 +16,16 @@ Letters after an underscore are a tensor's dimensions:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
 from kernels.reference.activation import silu_mul
 from kernels.reference.attention import paged_attention
+from kernels.reference.batch_invariant import BatchInvariantOps
 from kernels.reference.bitmask import apply_token_bitmask
+from kernels.reference.block_copy import copy_blocks
 from kernels.reference.linear import linear, logits_head
 from kernels.reference.norm import add_rms_norm, rms_norm
 from kernels.reference.rotary import rotary_cache_write
@@ -41,6 +43,7 @@ class Ops:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     logits_head: Callable[[Tensor, Tensor], Tensor]
     apply_token_bitmask: Callable[[Tensor, Tensor, Tensor], None]
+    copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
 
 def reference_ops() -> Ops:
@@ -53,6 +56,23 @@ def reference_ops() -> Ops:
         linear=linear,
         logits_head=logits_head,
         apply_token_bitmask=apply_token_bitmask,
+        copy_blocks=copy_blocks,
+    )
+
+
+def batch_invariant_ops(matrices_OI: Sequence[Tensor], num_kv_heads: int, head_dim: int) -> Ops:
+    """Ops that give a token the same bits whatever else the step computes.
+
+    `matrices_OI`: one of every shape that `linear` and `logits_head` will get; what holds of them
+    on this machine is found out here. Raises NotBatchInvariant where it cannot be had.
+    """
+    invariant = BatchInvariantOps(matrices_OI, num_kv_heads, head_dim)
+    return replace(
+        reference_ops(),
+        paged_attention=invariant.paged_attention,
+        silu_mul=invariant.silu_mul,
+        linear=invariant.linear,
+        logits_head=invariant.logits_head,
     )
 
 

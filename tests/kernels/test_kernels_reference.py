@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ops import Ops, op_backends, reference_ops
+from kernels.ops import Ops, batch_invariant_ops, op_backends, reference_ops
 
 
-@pytest.fixture(params=["reference"])
+def _batch_invariant_ops() -> Ops:
+    return batch_invariant_ops([torch.ones(8, 24)], num_kv_heads=2, head_dim=24)
+
+
+@pytest.fixture(params=[reference_ops, _batch_invariant_ops])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    assert request.param == "reference"
-    return reference_ops()
+    ops: Ops = request.param()
+    return ops
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +192,7 @@ def test_paged_attention_reads_a_narrower_cache(ops: Ops) -> None:
     torch.testing.assert_close(got, dense_attention(batch, 0.25, None), rtol=0.01, atol=0.005)
 
 
-def test_a_long_context_is_not_materialised_as_scores(ops: Ops) -> None:
+def test_a_long_context_is_not_materialised_as_scores() -> None:
     """A 256-token chunk at the end of 8,192: its scores alone would be 9 * 256 * 8192 floats."""
     heads, kv_heads, dim, context, chunk = 9, 3, 64, 8192, 256
     cache = torch.randn(2, context // 16, 16, kv_heads, dim)
@@ -202,7 +206,7 @@ def test_a_long_context_is_not_materialised_as_scores(ops: Ops) -> None:
         None,
     )
     with torch.profiler.profile(profile_memory=True) as profile:
-        ops.paged_attention(*arguments)
+        reference_ops().paged_attention(*arguments)
     largest = max(event.self_cpu_memory_usage for event in profile.key_averages())
     assert largest < heads * chunk * context * 4 / 2
 
@@ -220,6 +224,23 @@ def test_linear_and_logits_head(ops: Ops) -> None:
     logits = ops.logits_head(x.bfloat16(), weight.bfloat16())
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, x @ weight.T, rtol=0.05, atol=0.1)
+
+
+def test_copy_blocks(ops: Ops) -> None:
+    cache = torch.randn(3, 2, 7, 4, 2, 6)
+    before = cache.clone()
+    ops.copy_blocks(cache, torch.tensor([5, 1, 5]), torch.tensor([0, 4, 6]))
+    for block, source in enumerate([5, 1, 2, 3, 1, 5, 5]):
+        assert cache[:, :, block].equal(before[:, :, source])
+
+
+def test_copy_blocks_of_a_half_cache_with_garbage_in_it(ops: Ops) -> None:
+    cache = torch.full((1, 2, 3, 4, 1, 2), torch.nan, dtype=torch.bfloat16)
+    cache[:, :, 2, :3] = 7.0
+    ops.copy_blocks(cache, torch.tensor([2]), torch.tensor([0]))
+    assert (cache[:, :, 0, :3] == 7.0).all()
+    assert cache[:, :, 0, 3].isnan().all()
+    assert cache[:, :, 1].isnan().all()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 100])

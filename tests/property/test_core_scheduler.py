@@ -1,12 +1,20 @@
 """A state machine over the scheduler, its KV cache and a pretend model: requests of all kinds come,
-are computed, abort at any moment, fail, are preempted in tiny pools. After every rule the books
-are proved, and in the end everything has finished with the tokens it would have had alone."""
+are computed, share prefixes in the making, belong to several tenants, abort at any moment, fail,
+miss their deadlines, are preempted in tiny pools. After every rule the books are proved, and in
+the end everything has finished with the tokens it would have had alone."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine_service.messages import Failure, FinishReason
 from engine_service.request import Request, RequestKey, RequestStatus
@@ -37,6 +45,7 @@ def requests(draw: st.DrawFn, request_id: str = "r", max_total: int = 10_000) ->
         eos_token_ids=end_ids,
         seed=draw(st.integers(0, 3)),
         priority=draw(st.integers(-1, 1)),
+        tenant=draw(st.sampled_from(["", "", "a", "b"])),
         arrival_ns=draw(st.integers(0, 3)),
         cache_salt=draw(st.sampled_from(["", "salt"])),
         structured_output=draw(st.sampled_from([None, None, JSON_OBJECT])),
@@ -44,14 +53,31 @@ def requests(draw: st.DrawFn, request_id: str = "r", max_total: int = 10_000) ->
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    # of all examples
+    num_steps = 0  # empty ones left out
+    num_preemptions = 0
+    num_copies = 0
+
     @initialize(
         num_blocks=st.integers(6, 16),
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.integers(1, 24),
-        enable_caching=st.booleans(),
+        enable_caching=st.sampled_from([True, True, False]),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        long_prefill_token_threshold=st.sampled_from([0, 0, 3, 9]),
+        target_itl_ms=st.sampled_from([None, None, 1e-6, 2e-5, 1.0]),  # a step takes 1e-5
+        priority_aging_seconds=st.sampled_from([30.0, 1e-8, 1e-7]),
     )
     def start(
-        self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int, enable_caching: bool
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_caching: bool,
+        weight: float,
+        long_prefill_token_threshold: int,
+        target_itl_ms: float | None,
+        priority_aging_seconds: float,
     ) -> None:
         self.core = Core(
             num_blocks=num_blocks,
@@ -60,6 +86,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_batched_tokens,
             enable_caching=enable_caching,
             grammar_length=GRAMMAR_LENGTH,
+            tenant_weights={"a": weight},
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            target_itl_ms=target_itl_ms,
+            priority_aging_seconds=priority_aging_seconds,
         )
         self.submitted: dict[RequestKey, Request] = {}
         self.in_flight: SchedulerOutput | None = None
@@ -70,8 +100,43 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = data.draw(requests(request_id, self.core.kv.capacity_tokens))
         if request.structured_output is not None and data.draw(st.booleans()):
             request.status = RequestStatus.WAITING_FOR_GRAMMAR
+        if data.draw(st.integers(0, 3)) == 0:
+            request.deadline_ns = self.core.now_ns + data.draw(st.integers(1, 300))
         self.submitted[request.key] = request
         self.core.add(request)
+
+    @rule(data=st.data(), prefix_tokens=st.integers(4, 16), num_requests=st.integers(2, 4))
+    def submit_burst(self, data: st.DataObject, prefix_tokens: int, num_requests: int) -> None:
+        """All with one prefix that nobody has computed yet, or samples of one prompt."""
+        first = len(self.submitted)
+        prompt = [*range(first, first + prefix_tokens)]
+        own_tokens = data.draw(st.integers(0, 3))
+        are_samples = data.draw(st.booleans())
+        tenants = data.draw(st.sampled_from([("",), ("a", "b"), ("", "a")]))
+        for i in range(num_requests):
+            ending = [50 if are_samples else 50 + i] * own_tokens
+            request = make_request(
+                f"r{first}" if are_samples else f"r{len(self.submitted)}",
+                [*prompt, *ending][: self.core.kv.capacity_tokens - 4],
+                max_tokens=data.draw(st.integers(1, 4)),
+                index=i,
+                tenant=tenants[0 if are_samples else i % len(tenants)],
+            )
+            self.submitted[request.key] = request
+            self.core.add(request)
+
+    @rule()
+    def flush(self) -> None:
+        self.core.scheduler.flush_prefix_cache()
+
+    @precondition(lambda self: self.core.scheduler._queues.in_flight._following)
+    @rule(data=st.data())
+    def abort_a_leader(self, data: st.DataObject) -> None:
+        """Of one that waits for it."""
+        following = self.core.scheduler._queues.in_flight._following
+        leaders = sorted({leader.key for leader in following.values()})
+        key = data.draw(st.sampled_from(leaders))
+        self.core.record(self.core.scheduler.abort(key, self.core.now_ns))
 
     def _live(self) -> list[Request]:
         return [r for r in self.submitted.values() if not r.status.is_finished]
@@ -101,7 +166,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def schedule(self) -> None:
-        had_work = self.core.scheduler.has_schedulable_requests()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        for output in self.core.scheduler.expire(self.core.now_ns + 10):
+            self.core.record(output)
+        had_work = self.core.has_work()
         lacking_one = self._running_that_lack_one_token()
         self.in_flight = self.core.schedule()
         shares = self.in_flight.scheduled
@@ -110,10 +180,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(s.num_scheduled_tokens > 0 for s in shares)
         assert self.in_flight.num_scheduled_tokens == sum(s.num_scheduled_tokens for s in shares)
         assert self.in_flight.num_scheduled_tokens <= self.core.scheduler._token_budget
+        SchedulerMachine.num_copies += len(self.in_flight.block_copies)
         scheduled = {s.request.key for s in shares}
         for request in lacking_one:  # a decode is never starved, unless blocks are short
             if request.status is RequestStatus.RUNNING and request.key not in scheduled:
-                assert request is self.core.scheduler._running[-1]
+                assert request is self.core.scheduler._queues.running[-1]
                 assert self.core.kv.pool.num_available == 0
 
     def _running_that_lack_one_token(self) -> list[Request]:
@@ -132,6 +203,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if data.draw(st.integers(0, 9)):
             failing = []  # one step in ten has a chance to fail
         self._update(failing)
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule(num_steps=st.integers(1, 20))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._schedule()
+            self._update([])
 
     def _update(self, failing: list[RequestKey]) -> None:
         assert self.in_flight is not None
@@ -165,12 +243,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.core.tokens[key] == expected_tokens(request, GRAMMAR_LENGTH)
                 assert self.core.prefilled[key] == request.num_prompt_tokens
         stats = self.core.scheduler.stats()
+        SchedulerMachine.num_steps += stats.num_steps
+        SchedulerMachine.num_preemptions += stats.num_preemptions
         assert (stats.num_running, stats.num_waiting, stats.used_blocks) == (0, 0, 0)
         assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+def test_the_books_are_true_after_every_rule_of_ten_thousand_steps() -> None:
+    machine = SchedulerMachine
+    machine.num_steps = machine.num_preemptions = machine.num_copies = 0
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(max_examples=250, stateful_step_count=60, deadline=None),
+    )
+    assert machine.num_steps >= 10_000
+    assert machine.num_preemptions >= 30
+    assert machine.num_copies >= 30
 
 
 @settings(max_examples=100, deadline=None)

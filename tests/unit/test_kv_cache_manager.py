@@ -7,33 +7,12 @@ import hashlib
 import pytest
 
 from engine_service import kv_cache_manager as module
+from engine_service.block_hash import hash_block, root_hash
 from engine_service.block_pool import BlockPoolCorrupted
-from engine_service.kv_cache_manager import KVCacheManager, hash_block, root_hash
+from engine_service.kv_cache_manager import KVCacheManager
 from engine_service.request import Request
 from tests.core_fakes import make_request
-
-
-def admit(kv: KVCacheManager, request: Request) -> int | None:
-    """Allocates for all known tokens; the number of cached ones, None if it does not fit."""
-    blocks, num_cached_tokens = kv.get_computed_blocks(request)
-    if kv.allocate_slots(request, request.num_tokens - num_cached_tokens, blocks) is None:
-        return None
-    request.num_computed_tokens = num_cached_tokens
-    return num_cached_tokens
-
-
-def compute(kv: KVCacheManager, request: Request) -> None:
-    request.num_computed_tokens = request.num_tokens
-    kv.cache_blocks(request, request.num_computed_tokens)
-
-
-def leave(kv: KVCacheManager, request: Request) -> None:
-    kv.free(request)
-    request.num_computed_tokens = 0
-
-
-def cached_tokens(kv: KVCacheManager, request: Request) -> int:
-    return kv.get_computed_blocks(request)[1]
+from tests.kv_requests import admit, cached_tokens, compute, leave
 
 
 def test_600_tokens_need_38_blocks_of_16() -> None:
@@ -96,10 +75,10 @@ def test_hits_do_not_count_as_available_for_the_rest() -> None:
     leave(kv, first)
     longer = make_request("b", range(17))  # 2 blocks are cached, 3 more needed, 4 in all
     assert admit(kv, longer) is None
-    assert (kv.pool.num_free, kv.pool.num_cached) == (2, 2)
+    assert (kv.pool.num_free, kv.pool.num_cached) == (1, 3)
     fits = make_request("c", range(16))
     assert admit(kv, fits) == 8
-    assert kv.block_ids(fits) == [0, 1, 2, 3]
+    assert kv.block_ids(fits) == [0, 1, 3, 2]
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 48])
@@ -107,8 +86,7 @@ def test_a_full_hit_leaves_the_last_token_to_compute(length: int) -> None:
     kv = KVCacheManager(block_size=16, num_blocks=16)
     for round_number in range(3):
         request = make_request(prompt=range(length))
-        num_cached_tokens = admit(kv, request)
-        assert num_cached_tokens == (0 if round_number == 0 else (length - 1) // 16 * 16)
+        assert admit(kv, request) == (0 if round_number == 0 else length - 1)
         compute(kv, request)
         leave(kv, request)
         kv.check_integrity([])
@@ -119,10 +97,10 @@ def test_a_block_is_found_once_it_is_full_and_computed() -> None:
     first, second = make_request("a", range(9)), make_request("b", range(9))
     admit(kv, first)
     assert cached_tokens(kv, second) == 0
-    for num_computed_tokens, found in ((3, 0), (4, 4), (7, 4), (8, 8), (9, 8)):
+    for num_computed_tokens, found in ((3, 0), (4, 1), (7, 1), (8, 2), (9, 2)):
         first.num_computed_tokens = num_computed_tokens
         kv.cache_blocks(first, num_computed_tokens)
-        assert cached_tokens(kv, second) == found
+        assert len(kv.get_computed_blocks(second).blocks) == found
 
 
 def test_blocks_of_a_request_that_left_before_they_were_computed_are_not_found() -> None:
@@ -143,7 +121,7 @@ def test_generated_tokens_are_cached_too() -> None:
         first.append_output(token)
         assert kv.allocate_slots(first, 1) is not None
     leave(kv, first)
-    assert cached_tokens(kv, make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])) == 4
+    assert cached_tokens(kv, make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])) == 7
 
 
 def test_a_prefix_in_use_is_shared() -> None:
@@ -188,7 +166,7 @@ def test_no_hit_across_salts_and_a_hit_within_one() -> None:
     admit(kv, first)
     compute(kv, first)
     leave(kv, first)
-    salts = {"a": 48, "b": 0, "": 0, "a\0": 0, "aa": 0}
+    salts = {"a": 63, "b": 0, "": 0, "a\0": 0, "aa": 0}
     found = {s: cached_tokens(kv, make_request("x", range(64), cache_salt=s)) for s in salts}
     assert found == salts
 
@@ -308,10 +286,10 @@ def test_integrity_finds_a_foreign_block_in_a_table() -> None:
         kv.check_integrity(requests)
 
 
-def test_integrity_finds_a_block_published_too_early() -> None:
+def test_integrity_finds_tokens_that_are_known_before_they_are_computed() -> None:
     kv, requests = two_requests()
     requests[0].num_computed_tokens = 7
-    with pytest.raises(BlockPoolCorrupted, match="published"):
+    with pytest.raises(BlockPoolCorrupted, match="other tokens than its computed"):
         kv.check_integrity(requests)
 
 
@@ -320,3 +298,26 @@ def test_integrity_finds_changed_tokens() -> None:
     requests[1].token_ids[2] += 1
     with pytest.raises(BlockPoolCorrupted, match="hash"):
         kv.check_integrity(requests)
+
+
+def test_integrity_finds_a_block_in_the_making_in_two_tables() -> None:
+    kv, requests = two_requests()
+    for table in kv._tables.values():
+        table.is_private = True
+    kv.pool.forget_all()
+    ours, theirs = (kv._tables[request.key] for request in requests)
+    kv.pool.touch([theirs.blocks[1]])
+    kv.pool.free([ours.blocks[2]])
+    ours.blocks[2], ours.block_ids[2] = theirs.blocks[1], theirs.block_ids[1]
+    with pytest.raises(BlockPoolCorrupted, match="in the making is shared"):
+        kv.check_integrity(requests)
+
+
+def test_integrity_finds_a_copy_to_the_wrong_place() -> None:
+    kv, requests = two_requests()
+    twin = make_request("c", range(40, 46))
+    admit(kv, twin)
+    source, _ = kv._copies[twin.key]
+    kv._copies[twin.key] = (source, source)
+    with pytest.raises(BlockPoolCorrupted, match="copy"):
+        kv.check_integrity([*requests, twin])

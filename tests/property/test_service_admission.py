@@ -1,0 +1,106 @@
+"""The door's promises: bounds hold, a refusal changes nothing, a hint is true."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from engine_service.admission import Admission
+from engine_service.errors import QueueFull, WaitTooLong
+
+LIMIT = 20  # samples
+MAX_TOKENS = 50
+
+
+def steadily_draining(
+    num_waiting: int, seconds_each: float, num_left: int, max_wait_seconds: float = math.inf
+) -> tuple[Admission, float]:
+    """`num_left` have left, one after the other, and `num_waiting` wait; and the time then."""
+    admission = Admission(LIMIT, 10_000, max_wait_seconds)
+    admission.enter(num_waiting, 1, now_seconds=0)
+    for number in range(1, num_left + 1):
+        admission.leave(1, number * seconds_each, scheduled=True)
+        admission.enter(1, 1, number * seconds_each)
+    return admission, num_left * seconds_each
+
+
+@given(
+    num_waiting=st.integers(1, LIMIT),
+    n=st.integers(1, LIMIT),
+    seconds_each=st.floats(0.3, 2.0),
+    num_left=st.integers(1, 200),
+)
+def test_who_comes_back_after_the_hint_is_let_in_and_not_much_before(
+    num_waiting: int, n: int, seconds_each: float, num_left: int
+) -> None:
+    assume(num_waiting + n > LIMIT)
+    admission, now = steadily_draining(num_waiting, seconds_each, num_left)
+    with pytest.raises(QueueFull) as caught:
+        admission.enter(n, 1, now)
+    hint = caught.value.retry_after_seconds
+    assert hint is not None
+    # the rate is counted in whole departures of a window of thirty seconds
+    error = 2 * seconds_each / 30 * hint + 1e-6
+    overflow = num_waiting + n - LIMIT
+    assert overflow * seconds_each == pytest.approx(min(hint, 60), abs=error + seconds_each / 2)
+    for number in range(1, overflow):
+        admission.leave(1, now + number * seconds_each, scheduled=True)
+    before_the_last = now + (overflow - 1) * seconds_each
+    with pytest.raises(QueueFull):
+        admission.enter(n, 1, before_the_last)
+    admission.leave(1, before_the_last + seconds_each, scheduled=True)
+    admission.enter(n, 1, before_the_last + seconds_each)
+
+
+def refusal_of(
+    admission: Admission, size: int, now: float, patience_seconds: float
+) -> QueueFull | None:
+    """Of `size` samples of `size` tokens each."""
+    try:
+        admission.enter(size, size, now, patience_seconds)
+    except QueueFull as refusal:
+        return refusal
+    return None
+
+
+def check_refusal(refusal: QueueFull, num_tokens: int, num_samples: int, size: int) -> None:
+    assert refusal.retry_after_seconds is not None
+    assert 0.25 <= refusal.retry_after_seconds <= 60
+    has_room = num_samples + size <= LIMIT and num_tokens + size * size <= MAX_TOKENS
+    assert isinstance(refusal, WaitTooLong) == has_room
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["enter", "leave", "abort", "wait"]),
+            st.integers(1, 8),
+            st.floats(0, 40),
+            st.sampled_from([math.inf, 0.001, 1.0]),
+        ),
+        max_size=60,
+    )
+)
+def test_the_bounds_hold_and_a_refusal_changes_nothing(
+    moves: list[tuple[str, int, float, float]],
+) -> None:
+    admission = Admission(LIMIT, MAX_TOKENS, max_wait_seconds=5)
+    waiting: list[int] = []  # tokens of each sample
+    now = 0.0
+    for move, size, seconds, patience in moves:
+        if move == "enter":
+            refusal = refusal_of(admission, size, now, patience)
+            if refusal is None:
+                waiting += [size] * size
+            else:
+                assert waiting, "nobody is refused when nothing waits"
+                check_refusal(refusal, sum(waiting), len(waiting), size)
+        elif move == "wait":
+            now += seconds
+        elif waiting:
+            admission.leave(waiting.pop(0), now, scheduled=move == "leave")
+        assert admission.num_queued_samples == len(waiting) <= LIMIT
+        assert admission.num_queued_tokens == sum(waiting)
