@@ -16,7 +16,7 @@ row of logits is the next token's. Nothing here knows of prefill or decode.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from engine_service.messages import (
     FinishReason,
@@ -26,6 +26,8 @@ from engine_service.messages import (
     StoppingCriteria,
     StructuredOutput,
 )
+from engine_service.token_counts import TokenCounts
+from engine_service.token_lists import TokenLists
 
 RequestKey = tuple[str, int]  # (request_id, sample index)
 
@@ -69,12 +71,16 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     arrival_ns: int = 0
+    deadline_ns: int = 0  # 0: none
+    shared_lists: InitVar[TokenLists | None] = None  # of the request's other samples
 
     key: RequestKey = field(init=False)
-    rank: tuple[int, int, int] = (0, 0, 0)  # (priority, arrival, order of adding): lowest is first
+    rank: tuple[int, int] = (0, 0)  # (arrival and priority, order of adding): lowest is first
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(init=False)  # prompt, then output
+    token_lists: TokenLists = field(init=False)
+    token_counts: TokenCounts | None = None  # kept where penalties need them
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, made on demand
 
     num_computed_tokens: int = 0  # tokens whose KV exists
@@ -90,9 +96,15 @@ class Request:
     first_step_id: int = 0
     prefill_chunks: list[PrefillChunk] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, shared_lists: TokenLists | None) -> None:
         self.key = (self.request_id, self.index)
+        self.token_lists = shared_lists or TokenLists.of(self.sampling, self.stopping)
         self.token_ids = list(self.prompt_token_ids)
+        if self.sampling.counts_tokens:
+            prompt_weighs = self.sampling.repetition_penalty != 1.0
+            self.token_counts = TokenCounts.of_prompt(
+                self.prompt_token_ids if prompt_weighs else ()
+            )
 
     @property
     def num_tokens(self) -> int:
@@ -106,9 +118,24 @@ class Request:
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token; they are told once, with sample 0."""
+        return self.sampling.num_prompt_logprobs if self.index == 0 else None
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether a cached prefix is of no use: the logits of its tokens are not in the cache."""
+        return (
+            self.num_prompt_logprobs is not None
+            and self.num_prefilled_tokens < self.num_prompt_tokens
+        )
+
     def append_output(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
         self.token_ids.append(token_id)
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
 
     def timing(self) -> RequestTiming:
         return RequestTiming(

@@ -1,32 +1,33 @@
 """Who gets which share of each step: the idea is at the head of `Scheduler.schedule`.
 
-A request waits or runs, both in the order of its rank (priority, arrival). It holds blocks exactly
-while it runs. Blocks for all tokens it knows are taken when it is admitted, so a long prompt never
-gets stuck half-way; from then on it grows by one block per `block_size` generated tokens.
+A request waits or runs (`request_queues`). It holds blocks exactly while it runs. Blocks for all
+tokens it knows are taken when it is admitted, so a long prompt never gets stuck half-way; from
+then on it grows by one block per `block_size` generated tokens.
 
-When blocks run out, a running request takes those of the lowest rank (preemption): that one waits
-again and later recomputes its tokens, mostly through the prefix cache. The lowest itself pauses
-instead. So the first of the running always goes on, and one after the other all finish. A waiting
-request preempts nobody, and is admitted only if every running one could still take a block: who
-gets in stays for about `block_size` steps, so no two requests throw each other out in turns.
+**Order.** Running requests have a rank (`waiting_queue`): priority, against time waited. Who is
+admitted next is decided between tenants by what each has had (`fair_share`), within a tenant by
+rank. A request whose next prefix block another one is computing waits for it aside, in nobody's
+way (`prefixes_in_flight`).
+
+**Preemption.** When blocks run out, a running request takes those of the lowest rank: that one
+waits again and later recomputes its tokens, mostly through the prefix cache. The lowest itself
+pauses instead. So the first of the running always goes on, and one after the other all finish. A
+waiting request is admitted only if every running one could still take a block: who gets in stays
+for about `block_size` steps, so no two requests throw each other out in turns. And it preempts
+nobody, but for one case: its tenant is below its share of the places, another that has had no less
+is above its own, and a few victims make room at once. The requests of a tenant above its share also
+give way before others of lower rank do.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final
 
 from engine_service.config import SchedulerConfig
-from engine_service.errors import (
-    ContextLengthExceeded,
-    EngineError,
-    InternalError,
-    InvalidRequest,
-    RequestIdInUse,
-)
-from engine_service.kv_cache_manager import KVCacheManager
+from engine_service.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
+from engine_service.kv_cache_manager import ComputedPrefix, KVCacheManager
 from engine_service.messages import (
     CoreStats,
     Failure,
@@ -34,30 +35,24 @@ from engine_service.messages import (
     FinishReason,
     PrefillChunk,
     RequestOutput,
-    TokenLogprobs,
 )
+from engine_service.prefill_pace import PrefillPace, StepRoom
 from engine_service.request import FINISHED_STATUS, Request, RequestKey, RequestStatus
+from engine_service.request_output import Grammars, accept_token, output_of
+from engine_service.request_queues import RequestQueues
 from engine_service.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from engine_service.stop_check import check_stop
 
-
-class Grammars(Protocol):
-    """What the scheduler needs of the grammars; asked only about requests that have one."""
-
-    def accept(self, key: RequestKey, token_id: int) -> None:
-        """Advances the request's matcher; an EngineError fails that request."""
-
-    def is_terminated(self, key: RequestKey) -> bool: ...
-
-    def release(self, key: RequestKey) -> None:
-        """The request has ended in `update_from_output`. (Who aborts or fails it, releases it.)"""
+_DEADLINE = Failure(DeadlineExceeded.reason, "the request's deadline has passed")
+_MAX_VICTIMS: Final = 4  # of one claim
 
 
 @dataclass(slots=True)
 class _Step:
     """A step in the making."""
 
-    token_budget: int  # left
+    room: StepRoom
+    now_ns: int
     shares: list[ScheduledRequest] = field(default_factory=list)
 
 
@@ -70,19 +65,15 @@ class Scheduler:
         if config.max_num_seqs < 1:
             raise InvalidRequest("must be at least 1", field="max_num_seqs")
         self._token_budget = config.max_num_batched_tokens
-        self._max_num_seqs = config.max_num_seqs
+        # Each of the running can be given its last token in every step.
+        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._kv = kv_cache_manager
+        self._queues = RequestQueues(config, kv_cache_manager)
+        self._pace = PrefillPace(config)
 
-        self._requests: dict[str, dict[int, Request]] = {}  # the unfinished, by id and sample
-        self._running: list[Request] = []  # by rank
-        self._waiting: list[Request] = []  # by rank; WAITING and PREEMPTED
-        self._num_waiting_for_grammar = 0
-
-        self._num_added = 0
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
-        self._num_preemptions = 0
 
     # ------------------------------------------------------------ requests come and go
 
@@ -97,25 +88,14 @@ class Scheduler:
                 f"more in a context of {self._kv.capacity_tokens}",
                 field="prompt",
             )
-        samples = self._requests.setdefault(request.request_id, {})
-        if request.index in samples:
-            raise RequestIdInUse(f"request id {request.request_id} is in use", field="request_id")
-        samples[request.index] = request
-        self._num_added += 1
-        request.rank = (request.priority, request.arrival_ns, self._num_added)
-        if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
-            self._num_waiting_for_grammar += 1
-        else:
-            insort(self._waiting, request, key=_rank)
+        self._queues.add(request)
 
     def grammar_ready(self, key: RequestKey, now_ns: int) -> None:
         """Its grammar is compiled; a request that is gone meanwhile is no error."""
-        request = self._find(key)
+        request = self._queues.find(key)
         if request is not None and request.status is RequestStatus.WAITING_FOR_GRAMMAR:
-            request.status = RequestStatus.WAITING
             request.grammar_ready_ns = now_ns
-            self._num_waiting_for_grammar -= 1
-            insort(self._waiting, request, key=_rank)
+            self._queues.grammar_ready(request)
 
     def abort(self, key: RequestKey, now_ns: int) -> RequestOutput | None:
         """Ends it at any time, also between schedule() and update; None if it is gone already."""
@@ -125,22 +105,34 @@ class Scheduler:
         """Like `abort`, but as an error."""
         return self._end_by_key(key, FinishReason.ERROR, now_ns, failure)
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+    def expire(self, now_ns: int) -> list[RequestOutput]:
+        """Ends what is past its deadline, running or not; to be called before each step."""
+        outputs = []
+        while (request := self._queues.deadlines.first_due(now_ns)) is not None:
+            finish = self._end(request, FinishReason.ERROR, now_ns, _DEADLINE)
+            outputs.append(output_of(request, finish=finish))
+        return outputs
 
-    def has_schedulable_requests(self) -> bool:
-        """Whether schedule() would find work: false also while all wait for grammars."""
-        return bool(self._running or self._waiting)
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` will have something to do, as far as is known now."""
+        return self._queues.deadlines.next_ns()
+
+    def flush_prefix_cache(self) -> int:
+        """Nothing computed so far is found any more; returns how many blocks could be."""
+        return self._queues.flush_prefix_cache()
+
+    def has_unfinished_requests(self) -> bool:
+        return self._queues.has_requests
 
     def keys_of(self, request_id: str) -> list[RequestKey]:
         """Of its unfinished samples."""
-        return [request.key for request in self._requests.get(request_id, {}).values()]
+        return self._queues.keys_of(request_id)
 
     def stats(self) -> CoreStats:
         pool = self._kv.pool
         return CoreStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + self._num_waiting_for_grammar,
+            num_running=len(self._queues.running),
+            num_waiting=self._queues.num_waiting,
             total_blocks=pool.num_blocks,
             free_blocks=pool.num_free,
             cached_blocks=pool.num_cached,
@@ -148,7 +140,7 @@ class Scheduler:
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._queues.num_preemptions,
             prefix_cache_queries=self._kv.num_queried_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
         )
@@ -166,55 +158,86 @@ class Scheduler:
         lacks only its last token gets it, so a stream never waits for another's prompt; then those
         that lack more share what is left; then waiting ones are admitted.
         """
-        step = _Step(self._token_budget)
+        step = _Step(self._pace.new_step(), now_ns)
+        self._yield_claimed_places(now_ns)
         unfinished_prefills = self._schedule_last_tokens(step)
-        self._schedule_chunks(step, unfinished_prefills)
-        self._admit_waiting(step, now_ns)
+        self._pace.keep(step.room, step.shares)
+        for request in unfinished_prefills:
+            self._admit_waiting(step, ahead_of=request)
+            self._give_chunk(request, step)
+        self._admit_waiting(step)
+        self._settle(step)
         if step.shares:
             self._num_steps += 1
         return SchedulerOutput(
             step_id=self._num_steps,
             scheduled=step.shares,
-            num_scheduled_tokens=self._token_budget - step.token_budget,
+            num_scheduled_tokens=self._token_budget - step.room.token_budget,
+            block_copies=self._kv.block_copies(),
         )
 
-    def _schedule_last_tokens(self, step: _Step) -> list[Request]:
-        """Returns the requests that lack more than one token.
+    def _settle(self, step: _Step) -> None:
+        served = {share.request for share in step.shares if share.samples}
+        cut_short = {r.tenant for r in self._queues.running if r not in served}
+        self._queues.fair_share.settle(cut_short)
 
-        Today that is one at most: nobody is admitted while another's prompt takes all that is left.
+    def _schedule_last_tokens(self, step: _Step) -> list[Request]:
+        """Returns the requests that lack more than one token, in the order of their turns.
+
+        That is one, unless chunks are cut short or another tenant's turn came in between.
         """
         unfinished_prefills: list[Request] = []
-        for request in self._running.copy():
+        for request in self._queues.running.copy():
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
             if request.num_tokens - request.num_computed_tokens > 1:
                 unfinished_prefills.append(request)
             elif self._grow(request):
+                step.room.token_budget -= 1
                 self._give(request, 1, step)
-        return unfinished_prefills
+        turn = self._queues.fair_share.turn
+        return sorted(unfinished_prefills, key=lambda request: (request.priority, turn(request)))
 
-    def _schedule_chunks(self, step: _Step, requests: list[Request]) -> None:
-        for request in requests:
-            num_missing = request.num_tokens - request.num_computed_tokens
-            self._give(request, min(num_missing, step.token_budget), step)
+    def _give_chunk(self, request: Request, step: _Step) -> None:
+        num_computed = request.num_computed_tokens
+        num_tokens = step.room.chunk(num_computed, request.num_tokens - num_computed)
+        if num_tokens > 0:
+            step.room.take_chunk(num_computed, num_tokens)
+            self._give(request, num_tokens, step)
 
-    def _admit_waiting(self, step: _Step, now_ns: int) -> None:
-        """In order, up to the first that does not fit: nobody is overtaken for being long.
+    def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
+        block_ids = self._kv.block_ids(request)
+        share = ScheduledRequest(request, request.num_computed_tokens, num_tokens, block_ids)
+        step.shares.append(share)
+        self._queues.fair_share.charge(request, num_tokens)
 
-        Budget is left only if every running request got its share, so there are never more of
-        them than the budget has tokens, and each moves in every step.
+    # ------------------------------------------------------------ admission
+
+    def _admit_waiting(self, step: _Step, ahead_of: Request | None = None) -> None:
+        """In turn, up to the first that does not fit: nobody is overtaken for being long.
+
+        `ahead_of` half of a prompt go those whose tenant has had less, and who are as urgent.
         """
-        while self._waiting and step.token_budget > 0 and len(self._running) < self._max_num_seqs:
-            request = self._waiting[0]
-            blocks, num_cached_tokens = self._kv.get_computed_blocks(request)
-            num_missing = request.num_tokens - num_cached_tokens
-            num_spare_blocks = len(self._running)
-            if self._kv.allocate_slots(request, num_missing, blocks, num_spare_blocks) is None:
-                break
-            del self._waiting[0]
-            insort(self._running, request, key=_rank)
-            self._start(request, num_cached_tokens, now_ns)
-            self._give(request, min(num_missing, step.token_budget), step)
+        queues = self._queues
+        while step.room.token_budget > 0 and len(queues.running) < self._max_num_running:
+            request = queues.waiting.head(step.now_ns)
+            if request is None or not (ahead_of is None or self._is_ahead(request, ahead_of)):
+                return
+            prefix = self._kv.get_computed_blocks(request)
+            if queues.follow(request, prefix.num_tokens):
+                continue
+            num_missing = request.num_tokens - prefix.num_tokens
+            if step.room.chunk(prefix.num_tokens, num_missing) == 0:
+                return
+            num_spare_blocks = len(queues.running)
+            if self._kv.allocate_slots(request, num_missing, prefix, num_spare_blocks) is None:
+                return
+            self._start(request, prefix.num_tokens, step.now_ns)
+            self._give_chunk(request, step)
+
+    def _is_ahead(self, waiting: Request, running: Request) -> bool:
+        turn = self._queues.fair_share.turn
+        return waiting.priority <= running.priority and turn(waiting) < turn(running)
 
     def _start(self, request: Request, num_cached_tokens: int, now_ns: int) -> None:
         if request.status is RequestStatus.WAITING:  # not PREEMPTED: it comes for the first time
@@ -223,34 +246,88 @@ class Scheduler:
             request.num_cached_tokens = num_cached_tokens
         num_prefilled = min(num_cached_tokens, request.num_prompt_tokens)
         request.num_prefilled_tokens = max(request.num_prefilled_tokens, num_prefilled)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached_tokens
-        request.num_admitted_tokens = request.num_tokens
+        self._queues.start(request, num_cached_tokens)
 
-    def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
-        block_ids = self._kv.block_ids(request)
-        share = ScheduledRequest(request, request.num_computed_tokens, num_tokens, block_ids)
-        step.shares.append(share)
-        step.token_budget -= num_tokens
+    # ------------------------------------------------------------ preemption
 
     def _grow(self, request: Request) -> bool:
         """Room for its next token, at the cost of those after it; False if there are none."""
+        running = self._queues.running
         while self._kv.allocate_slots(request, 1) is None:
-            last = self._running[-1]
+            last = running[-1]
             if last is request:
                 return False  # it keeps its blocks: nobody before it has asked for them
-            self._preempt(last)
+            after = running[running.index(request) + 1 :]
+            above = set(self._queues.fair_share.holders_above_share())
+            self._queues.preempt(next(iter(self._to_give_way(after, above, last)), last))
         return True
 
-    def _preempt(self, request: Request) -> None:
-        """Back to its place in the queue; its output stays, its KV has to be computed again."""
-        self._kv.free(request)
-        request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        self._num_preemptions += 1
-        _remove(self._running, request)
-        insort(self._waiting, request, key=_rank)
+    def _yield_claimed_places(self, now_ns: int) -> None:
+        """Preempts for the next in turn, if its tenant is below its share and it would not fit."""
+        queues = self._queues
+        while (request := queues.waiting.head(now_ns)) is not None:
+            if not queues.fair_share.has_claim(request):
+                return
+            prefix = self._kv.get_computed_blocks(request)
+            if not queues.follow(request, prefix.num_tokens):
+                for victim in self._victims(request, prefix):
+                    queues.preempt(victim)
+                return
+
+    def _victims(self, request: Request, prefix: ComputedPrefix) -> list[Request]:
+        """The few that make room for one with a claim, at once; none if that would take more."""
+        running = self._queues.running
+        num_seats = len(running) + 1 - self._max_num_running  # that are missing
+        num_blocks = self._num_missing_blocks(request, prefix)
+        victims: list[Request] = []
+        if num_seats <= 0 and num_blocks <= 0:
+            return victims
+        places = self._queues.fair_share.places_for(request)
+        if not places:
+            return victims
+        ref_counts = self._kv.pool.ref_counts()  # as if the prefix were held and victims gone
+        for block in (*prefix.blocks, prefix.copied_block):
+            if block is not None:
+                ref_counts[block.block_id] += 1
+        for victim in self._to_give_way(running, places, request):
+            if places[victim.tenant] == 0:
+                continue
+            if len(victims) == _MAX_VICTIMS:
+                break
+            places[victim.tenant] -= 1
+            victims.append(victim)
+            num_seats -= 1
+            num_blocks -= self._num_yielded_blocks(victim, ref_counts)
+            if num_seats <= 0 and num_blocks <= 0:
+                return victims
+        return []
+
+    def _num_missing_blocks(self, request: Request, prefix: ComputedPrefix) -> int:
+        """For its admission, with a block to spare for each that runs; below 0: none."""
+        running, block_size = self._queues.running, self._kv.block_size
+        num_new = -(-request.num_tokens // block_size) - len(prefix.blocks)
+        num_growing = sum(r.num_computed_tokens % block_size == 0 for r in running)  # in this step
+        num_needed = num_new + prefix.num_unheld_blocks + len(running) + num_growing
+        return num_needed - self._kv.pool.num_available
+
+    def _num_yielded_blocks(self, victim: Request, ref_counts: list[int]) -> int:
+        """By which its preemption lessens what is missing: its own, and those spared for it."""
+        num_own = 0
+        for block_id in self._kv.block_ids(victim):
+            ref_counts[block_id] -= 1
+            num_own += ref_counts[block_id] == 0
+        return num_own + 1 + (victim.num_computed_tokens % self._kv.block_size == 0)
+
+    def _to_give_way(
+        self, running: list[Request], tenants: Container[str], spared: Request
+    ) -> list[Request]:
+        """Whom to preempt for, or in place of, one of the same or higher priority.
+
+        The latest of those that were preempted least first, so that nobody is chosen over and over.
+        """
+        holders = [r for r in reversed(running) if r.tenant in tenants]
+        holders = [r for r in holders if r.priority >= spared.priority]
+        return sorted(holders, key=lambda r: r.num_preemptions)
 
     # ------------------------------------------------------------ update
 
@@ -263,24 +340,28 @@ class Scheduler:
         grammars: Grammars,
     ) -> list[RequestOutput]:
         """Books what the step computed; one output per request that has something to tell."""
+        self._pace.observe(scheduler_output.scheduled, (end_ns - start_ns) * 1e-9)
+        failures = runner_output.failures
         outputs = []
         for share in scheduler_output.scheduled:
             request = share.request
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted while the step ran
-            failure = runner_output.failures.get(request.key)
-            if failure is None and share.samples:
-                failure = _accept_token(request, runner_output, grammars)
+            samples = share.samples
+            failure = failures.get(request.key) if failures else None
+            if failure is None and samples:
+                failure = accept_token(request, runner_output, grammars)
             if failure is not None:  # nothing is published: the KV of this step is in doubt
                 finish = self._end(request, FinishReason.ERROR, end_ns, failure)
-                outputs.append(_output(request, finish=finish))
+                outputs.append(output_of(request, finish=finish))
             else:
                 num_prefilled = self._advance(share, scheduler_output.step_id, start_ns, end_ns)
-                if share.samples:
+                if samples:
                     token = self._append(request, runner_output, num_prefilled, end_ns, grammars)
                     outputs.append(token)
                 elif num_prefilled is not None:
-                    outputs.append(_output(request, num_prefilled))
+                    told = runner_output.prompt_logprobs.get(request.key, ())
+                    outputs.append(output_of(request, num_prefilled, prompt_logprobs=told))
             if request.structured_output is not None and request.status.is_finished:
                 grammars.release(request.key)
         return outputs
@@ -290,8 +371,7 @@ class Scheduler:
     ) -> int | None:
         """Books the computed tokens; returns how far the prompt is now, if further than ever."""
         request = share.request
-        request.num_computed_tokens += share.num_scheduled_tokens
-        self._kv.cache_blocks(request, request.num_computed_tokens)
+        self._queues.advance(request, share.num_scheduled_tokens)
         if share.num_computed_tokens >= request.num_admitted_tokens:
             return None  # a generated token
         request.prefill_chunks.append(
@@ -329,21 +409,18 @@ class Scheduler:
         finish = None
         if stop is not None:
             finish = self._end(request, stop.reason, end_ns, stop_token_id=stop.stop_token_id)
-        return _output(request, num_prefilled, [token_id], logprobs, finish)
+        told = runner_output.prompt_logprobs.get(request.key, ())
+        return output_of(request, num_prefilled, [token_id], logprobs, finish, told)
 
     # ------------------------------------------------------------ the end of a request
-
-    def _find(self, key: RequestKey) -> Request | None:
-        request_id, index = key
-        return self._requests.get(request_id, {}).get(index)
 
     def _end_by_key(
         self, key: RequestKey, reason: FinishReason, now_ns: int, failure: Failure | None = None
     ) -> RequestOutput | None:
-        request = self._find(key)
+        request = self._queues.find(key)
         if request is None:
             return None
-        return _output(request, finish=self._end(request, reason, now_ns, failure))
+        return output_of(request, finish=self._end(request, reason, now_ns, failure))
 
     def _end(
         self,
@@ -353,80 +430,10 @@ class Scheduler:
         failure: Failure | None = None,
         stop_token_id: int | None = None,
     ) -> Finish:
-        """The one way out, from any state: everything it holds is given back."""
-        if request.status is RequestStatus.RUNNING:
-            _remove(self._running, request)
-            self._kv.free(request)
-        elif request.status is RequestStatus.WAITING_FOR_GRAMMAR:
-            self._num_waiting_for_grammar -= 1
-        else:
-            _remove(self._waiting, request)
-        samples = self._requests[request.request_id]
-        del samples[request.index]
-        if not samples:
-            del self._requests[request.request_id]
-        request.status = FINISHED_STATUS[reason]
+        self._queues.end(request, FINISHED_STATUS[reason])
         request.finished_ns = now_ns
         return Finish(reason, request.timing(), stop_token_id, failure)
 
-    # ------------------------------------------------------------ proof
-
     def check_integrity(self) -> None:
-        """Derives every invariant anew, blocks included; raises an InternalError if one is broken.
-
-        Can be called at any time between two calls of the scheduler."""
-        self._kv.check_integrity(self._running)
-        live = [request for samples in self._requests.values() for request in samples.values()]
-        for requests, states in (
-            (self._running, {RequestStatus.RUNNING}),
-            (self._waiting, {RequestStatus.WAITING, RequestStatus.PREEMPTED}),
-        ):
-            in_state = sorted((r for r in live if r.status in states), key=_rank)
-            if requests != in_state:
-                raise InternalError("a queue differs from the states of the requests")
-        num_queued = len(self._running) + len(self._waiting) + self._num_waiting_for_grammar
-        if num_queued != len(live):
-            raise InternalError("a request is in no queue")
-        if any(r.num_computed_tokens >= r.num_tokens for r in live):
-            raise InternalError("a request has nothing left to compute")
-
-
-def _rank(request: Request) -> tuple[int, int, int]:
-    return request.rank
-
-
-def _remove(requests: list[Request], request: Request) -> None:
-    del requests[bisect_left(requests, request.rank, key=_rank)]
-
-
-def _accept_token(
-    request: Request, runner_output: ModelRunnerOutput, grammars: Grammars
-) -> Failure | None:
-    """Shows the sampled token to the request's grammar; what is wrong with it, if anything."""
-    token_id = runner_output.sampled_token_ids.get(request.key)
-    if token_id is None:
-        return Failure(InternalError.reason, "the step yielded no token for this request")
-    if request.structured_output is not None:
-        try:
-            grammars.accept(request.key, token_id)
-        except EngineError as error:
-            return Failure(error.reason, error.message, error.field)
-    return None
-
-
-def _output(
-    request: Request,
-    num_prefilled: int | None = None,
-    token_ids: Sequence[int] = (),
-    logprobs: TokenLogprobs | None = None,
-    finish: Finish | None = None,
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=request.request_id,
-        index=request.index,
-        new_token_ids=list(token_ids),
-        new_logprobs=[] if logprobs is None else [logprobs],
-        num_prefilled_tokens=num_prefilled,
-        num_cached_tokens=request.num_cached_tokens,
-        finish=finish,
-    )
+        """Proves all books; raises an InternalError. At any time between two calls."""
+        self._queues.check_integrity()

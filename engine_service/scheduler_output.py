@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_service.messages import Failure, TokenLogprobs
 from engine_service.request import Request, RequestKey
@@ -26,12 +27,33 @@ class ScheduledRequest:
         """Whether the share reaches the last known token, so that the step yields the next one."""
         return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
 
+    @property
+    def prompt_logprobs_range(self) -> range:
+        """Positions of the share whose logits tell the logprob of the prompt token after them.
+
+        A position counts once: not again when it is recomputed after a preemption.
+        """
+        request = self.request
+        if request.num_prompt_logprobs is None:
+            return range(0)
+        end = self.num_computed_tokens + self.num_scheduled_tokens
+        start = max(self.num_computed_tokens, request.num_prefilled_tokens)
+        return range(start, min(end, request.num_prompt_tokens - 1))
+
+
+class BlockCopy(NamedTuple):
+    """Block ids. Of the copies of one step no destination is another's, or any one's source."""
+
+    source: int
+    destination: int
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     step_id: int
     scheduled: list[ScheduledRequest]
     num_scheduled_tokens: int  # sum over `scheduled`, at most the token budget
+    block_copies: list[BlockCopy] = field(default_factory=list)  # to be made before the forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +63,4 @@ class ModelRunnerOutput:
     sampled_token_ids: dict[RequestKey, int]
     logprobs: dict[RequestKey, TokenLogprobs] = field(default_factory=dict)
     failures: dict[RequestKey, Failure] = field(default_factory=dict)  # NaN logits, ...
+    prompt_logprobs: dict[RequestKey, list[TokenLogprobs]] = field(default_factory=dict)

@@ -23,7 +23,12 @@ from engine_service.messages import (
 )
 from engine_service.request import Request, RequestKey
 from engine_service.scheduler import Scheduler
-from engine_service.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from engine_service.scheduler_output import (
+    BlockCopy,
+    ModelRunnerOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 VOCAB_SIZE = 97
 JSON_OBJECT = StructuredOutput(kind="json_object")
@@ -40,7 +45,9 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     seed: int = 0,
     priority: int = 0,
+    tenant: str = "",
     arrival_ns: int = 0,
+    deadline_ns: int = 0,
     cache_salt: str = "",
     structured_output: StructuredOutput | None = None,
 ) -> Request:
@@ -52,8 +59,10 @@ def make_request(
         stopping=StoppingCriteria(max_tokens, min_tokens, stop_token_ids, eos_token_ids),
         structured_output=structured_output,
         priority=priority,
+        tenant=tenant,
         cache_salt=cache_salt,
         arrival_ns=arrival_ns,
+        deadline_ns=deadline_ns,
     )
 
 
@@ -89,6 +98,7 @@ class FakeRunner:
     ) -> ModelRunnerOutput:
         sampled: dict[RequestKey, int] = {}
         logprobs: dict[RequestKey, TokenLogprobs] = {}
+        self._copy(scheduler_output.block_copies)
         for share in scheduler_output.scheduled:
             self._write(share)
         for share in scheduler_output.scheduled:
@@ -104,6 +114,12 @@ class FakeRunner:
     def _slot(self, share: ScheduledRequest, position: int) -> int:
         block_id = share.block_ids[position // self._block_size]
         return block_id * self._block_size + position % self._block_size
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        size = self._block_size
+        for source, destination in copies:
+            whole = self._slots[source * size : (source + 1) * size]
+            self._slots[destination * size : (destination + 1) * size] = whole
 
     def _write(self, share: ScheduledRequest) -> None:
         start = share.num_computed_tokens
@@ -154,9 +170,18 @@ class Core:
         max_num_batched_tokens: int = 32,
         enable_caching: bool = True,
         grammar_length: int = 1_000_000,
+        tenant_weights: dict[str, float] | None = None,
+        long_prefill_token_threshold: int = 0,
+        target_itl_ms: float | None = None,
+        priority_aging_seconds: float = 30.0,
     ) -> None:
         config = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            tenant_weights=tenant_weights or {},
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            target_itl_ms=target_itl_ms,
+            priority_aging_seconds=priority_aging_seconds,
         )
         self.kv = KVCacheManager(block_size, num_blocks, enable_caching)
         self.scheduler = Scheduler(config, self.kv)
@@ -174,6 +199,8 @@ class Core:
 
     def schedule(self) -> SchedulerOutput:
         self.now_ns += 10
+        for output in self.scheduler.expire(self.now_ns):
+            self.record(output)
         scheduler_output = self.scheduler.schedule(self.now_ns)
         self.scheduler.check_integrity()
         return scheduler_output
@@ -208,13 +235,18 @@ class Core:
             self.finished[key] = output
             self.finish_step[key] = step_id
 
+    def has_work(self) -> bool:
+        """Whether a step would compute something: false also while all wait for grammars."""
+        return bool(self.scheduler._queues.running or self.scheduler._queues.waiting)
+
     def run(self, max_steps: int = 10_000) -> int:
         """Until all that can run has finished; the number of steps."""
         for num_steps in range(max_steps):
-            if not self.scheduler.has_schedulable_requests():
+            if not self.has_work():
                 return num_steps
             scheduler_output = self.schedule()
-            assert scheduler_output.scheduled, "work is there, but nothing is scheduled"
+            has_work = self.has_work()
+            assert scheduler_output.scheduled or not has_work, "work is there, none is scheduled"
             self.update(scheduler_output)
         raise AssertionError(f"not finished after {max_steps} steps")
 

@@ -126,7 +126,7 @@ def test_with_a_budget_below_max_num_seqs_each_running_request_still_moves_in_ev
     core = Core(max_num_seqs=8, max_num_batched_tokens=3)
     core.add(*(make_request(f"r{i}", [i, i], max_tokens=6) for i in range(5)))
     unfinished_since: dict[str, int] = {}
-    while core.scheduler.has_schedulable_requests():
+    while core.has_work():
         scheduler_output = core.schedule()
         assert scheduler_output.num_scheduled_tokens <= 3
         started = set(unfinished_since)

@@ -21,7 +21,7 @@ def assert_empty(core: Core) -> None:
     core.scheduler.check_integrity()
     stats = core.scheduler.stats()
     assert not core.scheduler.has_unfinished_requests()
-    assert not core.scheduler.has_schedulable_requests()
+    assert not core.has_work()
     assert (stats.num_running, stats.num_waiting, stats.used_blocks) == (0, 0, 0)
 
 
@@ -166,13 +166,13 @@ def waiting_for_grammar(core: Core, request_id: str = "g", max_tokens: int = 9) 
 def test_a_request_waits_for_its_grammar_and_stalls_nobody() -> None:
     core = Core(grammar_length=3)
     waiting_for_grammar(core)
-    assert not core.scheduler.has_schedulable_requests()
+    assert not core.has_work()
     assert core.scheduler.has_unfinished_requests()
     core.add(make_request("plain", [7, 7], max_tokens=2))
     assert shares(core.schedule()) == {"plain": 2}
     assert core.scheduler.stats().num_waiting == 1
     core.scheduler.grammar_ready(("g", 0), now_ns=42)
-    assert core.scheduler.has_schedulable_requests()
+    assert core.has_work()
     core.run()
     finish = core.finished["g", 0].finish
     assert finish is not None
