@@ -23,6 +23,7 @@ class SampleEvents:
     index: int
     num_prefilled_tokens: int | None = None  # the latest, if a step prefilled
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
@@ -31,6 +32,7 @@ class SampleEvents:
         if output.num_prefilled_tokens is not None:
             self.num_prefilled_tokens = output.num_prefilled_tokens
             self.num_cached_tokens = output.num_cached_tokens
+        self.prompt_logprobs += output.new_prompt_logprobs
         self.token_ids += output.new_token_ids
         self.logprobs += output.new_logprobs
         if output.finish is not None:

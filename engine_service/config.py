@@ -12,11 +12,13 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto: float32 on a CPU
     quantization: str = "none"
     max_model_len: int | None = None  # tokens; None: the model's
+    batch_invariant: bool = False  # a token's bits don't depend on what else a step computes
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
     block_size: int = 16  # tokens
-    kv_cache_memory_bytes: int | None = None  # None: 2 GiB or a quarter of the free memory
+    kv_cache_memory_bytes: int | None = None  # None: by the arithmetic of `kv_cache_pool.py`
+    gpu_memory_utilization: float = 0.9  # share of a CUDA device for weights and KV cache
     num_blocks: int | None = None  # overrides the memory arithmetic
     kv_cache_dtype: str = "auto"  # auto: the model's dtype
     enable_prefix_caching: bool = True
@@ -29,6 +31,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_num_queued_tokens: int = 4_000_000  # prompt tokens waiting
     max_output_tokens: int | None = None  # cap per sample; None: the context
     max_samples: int = 128  # cap on n
+    max_queue_wait_seconds: float | None = None  # a longer predicted wait is refused at the door
+    queue_timeout_seconds: float | None = None  # nothing of a request ran by then: it fails
+    long_prefill_token_threshold: int = 0  # longest chunk of one prompt in a step; 0: the budget
+    target_itl_ms: float | None = None  # prompts leave running streams that pace; None: no target
+    tenant_weights: dict[str, float] = {}  # shares of the tokens; who isn't named weighs 1
+    priority_aging_seconds: float = 30.0  # of waiting, which make up for one unit of priority
+    priority_range: int = 10  # a request's priority is clamped to [-range, range]
 
 
 class CoreConfig(msgspec.Struct, frozen=True):
@@ -56,5 +65,6 @@ class ServiceConfig(msgspec.Struct, frozen=True):
     trace_dir: str | None = None  # local store; None: none
     otlp_traces_endpoint: str | None = None
     trace_sample_ratio: float = 1.0  # of traces started here; others follow their parent
+    admin_key_digest: bytes = b""  # SHA-256 of Control's credential; empty: Control is closed
     core_in_process: bool = False  # a thread in place of a process, for tests and tiny machines
     log_level: str = "info"

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from engine_service.cache_salt import effective_cache_salt
 from engine_service.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -33,6 +35,10 @@ MAX_CACHE_SALT_BYTES: Final = 1024
 MAX_TENANT_BYTES: Final = 256
 MAX_JSON_SCHEMA_BYTES: Final = 256 * 1024
 MAX_LOGIT_BIAS: Final = 100.0
+MIN_REPETITION_PENALTY: Final = 0.03125  # exact as a float; logits are divided by it
+MAX_BAD_SEQUENCES: Final = 1024
+MAX_BAD_SEQUENCE_TOKENS: Final = 128
+MAX_STOP_TOKEN_IDS: Final = 1024
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,256}")  # printable ASCII without the space
 
@@ -100,8 +106,9 @@ def to_add_request(
     prompt_token_ids: list[int],
     model: ServedModel,
     arrival_ns: int,
+    deadline_ns: int = 0,
 ) -> AddRequest:
-    """`prompt_token_ids` are checked already."""
+    """`prompt_token_ids` are checked already; `deadline_ns` 0: there is none."""
     n = request.sampling.n if request.sampling.HasField("n") else 1
     _check(n, _Range(1, model.max_samples), "sampling.n")
     if len(request.kv.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
@@ -115,10 +122,11 @@ def to_add_request(
         stopping=_stopping(request.stopping, len(prompt_token_ids), model),
         structured_output=_structured_output(request),
         n=n,
-        priority=request.priority,
+        priority=min(max(request.priority, -model.priority_range), model.priority_range),
         tenant=request.tenant,
-        cache_salt=request.kv.cache_salt,
+        cache_salt=effective_cache_salt(request.tenant, request.kv.cache_salt),
         arrival_ns=arrival_ns,
+        deadline_ns=deadline_ns,
     )
 
 
@@ -131,7 +139,7 @@ def _sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams
             return _check(value, allowed, f"sampling.{name}")
         return off if default is None else default
 
-    repetition_range = _Range(0, 10, includes_low=False)
+    repetition_range = _Range(MIN_REPETITION_PENALTY, 10)
     return SamplingParams(
         temperature=choose("temperature", defaults.temperature, 1.0, _Range(0, 2)),
         top_p=choose("top_p", defaults.top_p, 1.0, _Range(0, 1, includes_low=False)),
@@ -144,7 +152,10 @@ def _sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams
         frequency_penalty=choose("frequency_penalty", None, 0.0, _Range(-2, 2)),
         logit_bias=_logit_bias(given, model),
         seed=given.seed if given.HasField("seed") else secrets.randbits(64),
-        num_logprobs=_num_logprobs(request.response),
+        num_logprobs=_num_logprobs(request.response, "logprobs"),
+        num_prompt_logprobs=_num_logprobs(request.response, "prompt_logprobs"),
+        allowed_token_ids=_token_ids(given.allowed_token_ids, model, "sampling.allowed_token_ids"),
+        bad_token_sequences=_bad_token_sequences(given, model),
     )
 
 
@@ -164,11 +175,39 @@ def _logit_bias(given: pb.SamplingParams, model: ServedModel) -> dict[int, float
     return dict(given.logit_bias)
 
 
-def _num_logprobs(response: pb.ResponseOptions) -> int | None:
-    if not response.HasField("logprobs"):
+def _num_logprobs(
+    response: pb.ResponseOptions, name: Literal["logprobs", "prompt_logprobs"]
+) -> int | None:
+    if not response.HasField(name):
         return None
-    _check(response.logprobs, _Range(0, MAX_LOGPROBS), "response.logprobs")
-    return response.logprobs
+    number: int = getattr(response, name)
+    _check(number, _Range(0, MAX_LOGPROBS), f"response.{name}")
+    return number
+
+
+def _token_ids(given: Iterable[int], model: ServedModel, field: str) -> tuple[int, ...]:
+    """Each once, in the order given."""
+    token_ids = tuple(dict.fromkeys(given))
+    if token_ids and max(token_ids) >= model.vocab_size:
+        raise InvalidRequest(_not_a_token(max(token_ids), model), field=field)
+    return token_ids
+
+
+def _bad_token_sequences(
+    given: pb.SamplingParams, model: ServedModel
+) -> tuple[tuple[int, ...], ...]:
+    field = "sampling.bad_token_sequences"
+    if len(given.bad_token_sequences) > MAX_BAD_SEQUENCES:
+        raise InvalidRequest(f"has more than {MAX_BAD_SEQUENCES} sequences", field=field)
+    sequences = tuple(dict.fromkeys(tuple(item.ids) for item in given.bad_token_sequences))
+    for token_ids in sequences:
+        if not 1 <= len(token_ids) <= MAX_BAD_SEQUENCE_TOKENS:
+            raise InvalidRequest(
+                f"each has 1 to {MAX_BAD_SEQUENCE_TOKENS} tokens, not {len(token_ids)}",
+                field=field,
+            )
+        _token_ids(token_ids, model, field)
+    return sequences
 
 
 def _stopping(
@@ -178,15 +217,16 @@ def _stopping(
         raise InvalidRequest("must be at least 1", field="stopping.max_tokens")
     if given.HasField("max_tokens") and given.min_tokens > given.max_tokens:
         raise InvalidRequest("is more than max_tokens", field="stopping.min_tokens")
-    for token_id in given.stop_token_ids:
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(_not_a_token(token_id, model), field="stopping.stop_token_ids")
+    if len(given.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"has more than {MAX_STOP_TOKEN_IDS} token ids", field="stopping.stop_token_ids"
+        )
     room = min(model.max_model_len - num_prompt_tokens, model.max_output_tokens)
     max_tokens = min(given.max_tokens, room) if given.HasField("max_tokens") else room
     return StoppingCriteria(
         max_tokens=max_tokens,
         min_tokens=min(given.min_tokens, max_tokens),
-        stop_token_ids=tuple(dict.fromkeys(given.stop_token_ids)),
+        stop_token_ids=_token_ids(given.stop_token_ids, model, "stopping.stop_token_ids"),
         eos_token_ids=() if given.ignore_eos else model.eos_token_ids,
     )
 

@@ -17,7 +17,7 @@ from typing import Final
 from engine_service.config import CoreConfig
 from engine_service.core_launcher import CoreLauncher, RunningCore
 from engine_service.engine_actor import EngineActor
-from engine_service.messages import Frame, Ready, StartFailed, StepFrame
+from engine_service.messages import Frame, PrefixCacheFlushed, Ready, StartFailed, StepFrame
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,11 @@ class CoreSupervisor:
 
     async def _pump(self, core: RunningCore) -> None:
         while (frame := await self._next_frame(core)) is not None:
-            if isinstance(frame, StepFrame):
-                self._actor.handle(frame)
+            match frame:
+                case StepFrame():
+                    self._actor.handle(frame)
+                case PrefixCacheFlushed():
+                    self._actor.prefix_cache_flushed(frame)
 
     async def _next_frame(self, core: RunningCore) -> Frame | None:
         try:

@@ -11,15 +11,20 @@ and its samples count, whether or not a reader is still there.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from engine_service.admission import Admission
 from engine_service.collector import Collector, SampleEvents
 from engine_service.config import SchedulerConfig
 from engine_service.errors import (
     ERRORS_BY_REASON,
+    DeadlineExceeded,
     EngineError,
     EngineUnavailable,
     InternalError,
@@ -33,6 +38,8 @@ from engine_service.messages import (
     Failure,
     Finish,
     FinishReason,
+    FlushPrefixCache,
+    PrefixCacheFlushed,
     Ready,
     RequestOutput,
     Shutdown,
@@ -42,6 +49,9 @@ from engine_service.service_metrics import ServiceMetrics
 from engine_service.transport import CoreConnection
 
 _NANO = 1e-9
+_DEADLINE_SLACK_NS = 50_000_000  # the caller's clock starts before its call arrives here
+
+_EXPIRED = Failure(DeadlineExceeded.reason, "the deadline passed")
 
 SampleFinished = Callable[[int, Finish], None]  # (index, how it ended)
 
@@ -60,7 +70,9 @@ class _LiveRequest:
     samples: list[_Sample]
     on_sample_finished: SampleFinished
     collector: Collector = field(default_factory=Collector)
+    queue_timer: asyncio.TimerHandle | None = None
     has_reader: bool = True
+    is_expired: bool = False  # a deadline ended it, not its caller
 
 
 class RequestStream:
@@ -95,12 +107,18 @@ class EngineActor:
         self.state_changed = asyncio.Event()  # for who reports health; cleared by it
         self._metrics = metrics
         self._stall_timeout_seconds = stall_timeout_seconds
-        self._admission = Admission(limits.max_num_queued_reqs, limits.max_num_queued_tokens)
+        self._queue_timeout_seconds = limits.queue_timeout_seconds
+        self._admission = Admission(
+            limits.max_num_queued_reqs,
+            limits.max_num_queued_tokens,
+            math.inf if limits.max_queue_wait_seconds is None else limits.max_queue_wait_seconds,
+        )
         self._live: dict[str, _LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._connection: CoreConnection | None = None
         self._commands: list[Command] = []  # of this loop iteration
+        self._flushes: deque[asyncio.Future[int]] = deque()  # asked for, in order
         self._last_frame_ns = 0
         self._draining = False
         self._retry_after_seconds: float | None = None
@@ -140,13 +158,21 @@ class EngineActor:
                 raise RequestIdInUse(
                     f"request id {request.request_id} is in use", field="request_id"
                 )
-            self._admission.enter(request.n, len(request.prompt_token_ids), time.monotonic())
+            self._admission.enter(
+                request.n,
+                len(request.prompt_token_ids),
+                time.monotonic(),
+                patience_seconds=self._patience_seconds(request),
+            )
         except EngineError as error:
-            self._metrics.rejected(error.reason)
+            self._metrics.rejected(error)
             raise
         samples = [_Sample() for _ in range(request.n)]
         live = _LiveRequest(request, samples, on_sample_finished)
         self._live[request.request_id] = live
+        if self._queue_timeout_seconds is not None:
+            loop = asyncio.get_running_loop()
+            live.queue_timer = loop.call_later(self._queue_timeout_seconds, self._expire, live)
         self._idle.clear()
         self._post(request)
         return RequestStream(self, live)
@@ -162,9 +188,20 @@ class EngineActor:
 
     def leave(self, live: _LiveRequest) -> None:
         live.has_reader = False
+        deadline_ns = live.request.deadline_ns
+        if deadline_ns and time.monotonic_ns() > deadline_ns - _DEADLINE_SLACK_NS:
+            live.is_expired = True
         request_id = live.request.request_id
         if self._live.get(request_id) is live:  # it may have ended, and its id be in use again
             self.abort(request_id)
+
+    async def flush_prefix_cache(self) -> int:
+        """The number of blocks that held a cached prefix. Raises EngineUnavailable."""
+        self.check_available()
+        flushed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._flushes.append(flushed)
+        self._post(FlushPrefixCache())
+        return await flushed
 
     # ------------------------------------------------------------ for the supervisor
 
@@ -194,6 +231,14 @@ class EngineActor:
             if live is not None:
                 self._deliver(live, output, frame.end_ns)
 
+    def prefix_cache_flushed(self, frame: PrefixCacheFlushed) -> None:
+        self.stats = frame.stats
+        if not self._flushes:  # all were failed before; none has been asked for since
+            return
+        flushed = self._flushes.popleft()
+        if not flushed.done():  # cancelled: nobody waits for it any more
+            flushed.set_result(frame.num_blocks)
+
     # ------------------------------------------------------------ for the end of the service
 
     def drain(self) -> None:
@@ -212,7 +257,11 @@ class EngineActor:
                 if not sample.is_finished:
                     self._metrics.sample_lost(FinishReason.ERROR)
             self._forget(live)
-        self._admission.reset()
+        self._admission.reset(time.monotonic())
+        while self._flushes:
+            flushed = self._flushes.popleft()
+            if not flushed.done():
+                flushed.set_exception(error)
 
     def shut_down_core(self) -> bool:
         """False: there is no core that could be asked to leave."""
@@ -232,6 +281,8 @@ class EngineActor:
         if sample.is_queued and (started or output.finish is not None):
             sample.is_queued = False
             self._leave_queue(live, scheduled=started)
+            if started and live.queue_timer is not None:
+                live.queue_timer.cancel()
         if output.new_token_ids:
             self._count_tokens(live.request, sample, len(output.new_token_ids), end_ns)
         failure = output.finish.failure if output.finish is not None else None
@@ -259,6 +310,8 @@ class EngineActor:
     def _finish_sample(self, live: _LiveRequest, index: int, finish: Finish) -> None:
         request, sample = live.request, live.samples[index]
         sample.is_finished = True
+        if live.is_expired and finish.reason is FinishReason.ABORT:
+            finish = msgspec.structs.replace(finish, reason=FinishReason.ERROR, failure=_EXPIRED)
         self._metrics.sample_ended(finish, len(request.prompt_token_ids), sample.num_output_tokens)
         live.on_sample_finished(index, finish)
         if all(sample.is_finished for sample in live.samples):
@@ -267,9 +320,35 @@ class EngineActor:
             self.abort(request.request_id)  # the call fails as a whole
 
     def _forget(self, live: _LiveRequest) -> None:
+        if live.queue_timer is not None:
+            live.queue_timer.cancel()
         del self._live[live.request.request_id]
         if not self._live:
             self._idle.set()
+
+    # ------------------------------------------------------------ deadlines
+
+    def _patience_seconds(self, request: AddRequest) -> float:
+        """How long it may wait for its first step before that is of no use."""
+        patience_seconds = math.inf
+        if self._queue_timeout_seconds is not None:
+            patience_seconds = self._queue_timeout_seconds
+        if request.deadline_ns:
+            left_seconds = (request.deadline_ns - time.monotonic_ns()) * _NANO
+            patience_seconds = min(patience_seconds, left_seconds)
+        return patience_seconds
+
+    def _expire(self, live: _LiveRequest) -> None:
+        """It has waited as long as it may, and nothing of it has run. (A caller's own deadline
+        goes to the core with the request.)"""
+        live.is_expired = True
+        live.collector.fail(
+            DeadlineExceeded(
+                f"the request waited {self._queue_timeout_seconds:g} s in the queue, which is"
+                " the longest that this server lets one wait"
+            )
+        )
+        self.abort(live.request.request_id)
 
     # ------------------------------------------------------------ commands
 

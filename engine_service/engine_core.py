@@ -32,13 +32,17 @@ from engine_service.messages import (
     Failure,
     Finish,
     FinishReason,
+    FlushPrefixCache,
+    PrefixCacheFlushed,
     RequestOutput,
     StepFrame,
     StructuredOutput,
 )
 from engine_service.request import Request, RequestKey, RequestStatus
-from engine_service.scheduler import Grammars, Scheduler
+from engine_service.request_output import Grammars
+from engine_service.scheduler import Scheduler
 from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.token_lists import TokenLists
 from engine_service.transport import CoreChannel
 
 logger = logging.getLogger(__name__)
@@ -107,6 +111,7 @@ class EngineCore:
     def step(self) -> bool:
         """Drain the mailbox, schedule, execute, update, emit; False: nothing to compute."""
         outputs = self._take_commands(self._mailbox.drain()) + self._take_grammars()
+        outputs += self._expire()
         scheduler_output = self._scheduler.schedule(time.monotonic_ns())
         if not scheduler_output.scheduled:
             if outputs:
@@ -131,6 +136,9 @@ class EngineCore:
                 outputs += self._add(command)
             elif isinstance(command, AbortRequest):
                 outputs += self._abort(command)
+            elif isinstance(command, FlushPrefixCache):
+                num_blocks = self._scheduler.flush_prefix_cache()
+                self._channel.send(PrefixCacheFlushed(num_blocks, self._scheduler.stats()))
             else:
                 self._stopping = True
         return outputs
@@ -138,8 +146,9 @@ class EngineCore:
     def _add(self, command: AddRequest) -> list[RequestOutput]:
         """The edge refuses what can't run; should it err, the request fails and nothing else."""
         outputs: list[RequestOutput] = []
+        lists = TokenLists.of(command.sampling, command.stopping)
         for index in range(command.n):
-            request = _request_of(command, index)
+            request = _request_of(command, index, lists)
             try:
                 self._scheduler.add_request(request)
             except EngineError as error:
@@ -176,6 +185,12 @@ class EngineCore:
             self._grammars.release(key)
             if output is not None:
                 outputs.append(output)
+        return outputs
+
+    def _expire(self) -> list[RequestOutput]:
+        outputs = self._scheduler.expire(time.monotonic_ns())
+        for output in outputs:
+            self._grammars.release((output.request_id, output.index))
         return outputs
 
     # ------------------------------------------------------------ the model
@@ -235,11 +250,18 @@ class EngineCore:
         """Nothing can be computed: nobody is here, or all wait for their grammars."""
         if self._check_integrity:
             self._scheduler.check_integrity()
-        if not self._mailbox.wait(HEARTBEAT_SECONDS):
+        if not self._mailbox.wait(self._seconds_to_rest()):
             self._emit_idle([])
 
+    def _seconds_to_rest(self) -> float:
+        """To the next heartbeat, or to a deadline that comes before."""
+        deadline_ns = self._scheduler.next_deadline_ns()
+        if deadline_ns is None:
+            return HEARTBEAT_SECONDS
+        return min(HEARTBEAT_SECONDS, max(deadline_ns - time.monotonic_ns(), 0) * 1e-9)
 
-def _request_of(command: AddRequest, index: int) -> Request:
+
+def _request_of(command: AddRequest, index: int, lists: TokenLists) -> Request:
     waits_for_grammar = command.structured_output is not None
     return Request(
         request_id=command.request_id,
@@ -252,6 +274,8 @@ def _request_of(command: AddRequest, index: int) -> Request:
         tenant=command.tenant,
         cache_salt=command.cache_salt,
         arrival_ns=command.arrival_ns,
+        deadline_ns=command.deadline_ns,
+        shared_lists=lists,
         status=RequestStatus.WAITING_FOR_GRAMMAR if waits_for_grammar else RequestStatus.WAITING,
     )
 

@@ -57,6 +57,8 @@ class EngineInfo:
             max_output_tokens=model.max_output_tokens,
             max_samples=model.max_samples,
             created_unix_seconds=self._start_unix_nanos // 1_000_000_000,
+            max_queued_samples=self._config.scheduler.max_num_queued_reqs,
+            max_queued_tokens=self._config.scheduler.max_num_queued_tokens,
         )
 
     def server_info(self) -> pb.ServerInfo:
@@ -77,6 +79,7 @@ class EngineInfo:
             start_unix_nanos=self._start_unix_nanos,
             core_starts=self._supervisor.num_starts,
             core_pid=self._supervisor.core_pid,
+            batch_invariant=config.model.batch_invariant,
         )
 
     def _get(self) -> tuple[ServedModel, Ready]:

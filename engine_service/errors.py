@@ -5,11 +5,13 @@
     ├── ContextLengthExceeded   the prompt leaves no room for one token
     ├── ModelNotFound           not the model served here
     ├── QueueFull               try again after `retry_after_seconds`
+    │   └── WaitTooLong         there is room, but not in the time that the request has
     ├── SlowReader              the stream's reader made no progress
     ├── OutOfMemory             the device has no memory for this request
     ├── RequestIdInUse          a live request has this id
     ├── TokenizerStale          token ids were made by another tokenizer
     ├── EngineUnavailable       the core is dead, loading or draining
+    ├── PermissionDenied        Control is called without its credential
     ├── DeadlineExceeded        the caller's deadline passed
     └── InternalError           a fault of ours
 
@@ -50,6 +52,10 @@ class QueueFull(EngineError):
     reason = "QUEUE_FULL"
 
 
+class WaitTooLong(QueueFull):
+    pass
+
+
 class SlowReader(EngineError):
     reason = "SLOW_READER"
 
@@ -68,6 +74,10 @@ class TokenizerStale(EngineError):
 
 class EngineUnavailable(EngineError):
     reason = "ENGINE_UNAVAILABLE"
+
+
+class PermissionDenied(EngineError):
+    reason = "PERMISSION_DENIED"
 
 
 class DeadlineExceeded(EngineError):

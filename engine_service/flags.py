@@ -6,8 +6,10 @@ Light to import: `--print-flags` answers without loading gRPC or torch.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,8 @@ from traces.setup import trace_directory
 
 _MODEL, _CACHE, _SCHEDULER = ModelConfig("", ""), CacheConfig(), SchedulerConfig()
 _SERVICE = ServiceConfig(CoreConfig(_MODEL))
+
+ADMIN_KEY_VARIABLE = "FIRSTTOKEN_ADMIN_KEY"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,6 +53,24 @@ def _real(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return number
+
+
+def _weights(text: str) -> dict[str, float]:
+    """`a=2,b=0.5`; a name is what comes before the last `=`."""
+    weight_of = _real(1e-3, 1e3)
+    weights: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, weight = item.rpartition("=")
+        if not (name and equals):
+            raise argparse.ArgumentTypeError(f"must read NAME=WEIGHT,..., not {text!r}")
+        weights[name] = weight_of(weight)
+    return weights
+
+
+def _key(text: str) -> str:
+    if not text or not all("!" <= character <= "~" for character in text):
+        raise argparse.ArgumentTypeError("must be printable ASCII without spaces")
+    return text
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -79,6 +101,12 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
         default=_SERVICE.shutdown_timeout_seconds,
         help="seconds that running requests get on SIGTERM",
     )
+    add(
+        "--admin-key",
+        type=_key,
+        help="credential of the Control service, which is closed without one"
+        f" (or the environment variable {ADMIN_KEY_VARIABLE})",
+    )
     add("--log-level", choices=LEVELS, default=_SERVICE.log_level, help="what goes to stderr")
     add(
         "--core-in-process",
@@ -100,12 +128,27 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--quantization", choices=("none",), default=_MODEL.quantization, help="of the weights")
     add("--max-model-len", type=_whole(2), help="context in tokens; none: the model's")
     add("--num-threads", type=_whole(1, 1024), help="of the compute kernels; none: torch's choice")
+    add(
+        "--batch-invariant",
+        action="store_true",
+        help="the same tokens whatever else is in the batch, cached or preempted; slower",
+    )
 
 
 def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--block-size", type=_whole(1, 256), default=_CACHE.block_size, help="tokens in a KV block")
-    add("--kv-cache-memory-bytes", type=_whole(1), help="none: 2 GiB or a quarter of free memory")
+    add(
+        "--kv-cache-memory-bytes",
+        type=_whole(1),
+        help="none: 2 GiB or a quarter of free memory; on CUDA see --gpu-memory-utilization",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=_real(0.01, 1.0),
+        default=_CACHE.gpu_memory_utilization,
+        help="share of a CUDA device for weights and KV cache; the rest is for activations",
+    )
     add("--num-gpu-blocks-override", type=_whole(1), help="KV blocks, in place of the arithmetic")
     add(
         "--kv-cache-dtype",
@@ -130,8 +173,47 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
         ("--max-samples", _SCHEDULER.max_samples, "cap on n"),
     ):
         parser.add_argument(flag, type=_whole(1), default=default, help=meaning)
-    parser.add_argument(
-        "--max-output-tokens", type=_whole(1), help="cap per sample; none: the context"
+    add = parser.add_argument
+    add("--max-output-tokens", type=_whole(1), help="cap per sample; none: the context")
+    add(
+        "--max-queue-wait",
+        type=_real(0.001, 86_400),
+        help="seconds; a request whose predicted wait is longer is refused at once",
+    )
+    add(
+        "--queue-timeout",
+        type=_real(0.001, 86_400),
+        help="seconds after which a request that still waits for its first step fails",
+    )
+    add(
+        "--long-prefill-token-threshold",
+        type=_whole(0),
+        default=_SCHEDULER.long_prefill_token_threshold,
+        help="tokens of one prompt in a step; 0: as many as there is room for",
+    )
+    add(
+        "--target-itl-ms",
+        type=_real(0.1, 60_000),
+        help="milliseconds between two tokens of a stream that prompts leave it; none: no target",
+    )
+    add(
+        "--tenant-weights",
+        type=_weights,
+        default={},
+        metavar="NAME=WEIGHT,...",
+        help="shares of the tokens; a tenant that isn't named weighs 1",
+    )
+    add(
+        "--priority-aging",
+        type=_real(0.001, 86_400),
+        default=_SCHEDULER.priority_aging_seconds,
+        help="seconds of waiting that make up for one unit of priority",
+    )
+    add(
+        "--priority-range",
+        type=_whole(0, 1_000),
+        default=_SCHEDULER.priority_range,
+        help="N: a request's priority is clamped to [-N, N]; lower runs first",
     )
 
 
@@ -161,10 +243,12 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             dtype=arguments.dtype,
             quantization=arguments.quantization,
             max_model_len=arguments.max_model_len,
+            batch_invariant=arguments.batch_invariant,
         ),
         cache=CacheConfig(
             block_size=arguments.block_size,
             kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+            gpu_memory_utilization=arguments.gpu_memory_utilization,
             num_blocks=arguments.num_gpu_blocks_override,
             kv_cache_dtype=arguments.kv_cache_dtype,
             enable_prefix_caching=arguments.enable_prefix_caching,
@@ -176,6 +260,13 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             max_num_queued_tokens=arguments.max_num_queued_tokens,
             max_output_tokens=arguments.max_output_tokens,
             max_samples=arguments.max_samples,
+            max_queue_wait_seconds=arguments.max_queue_wait,
+            queue_timeout_seconds=arguments.queue_timeout,
+            long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+            target_itl_ms=arguments.target_itl_ms,
+            tenant_weights=arguments.tenant_weights,
+            priority_aging_seconds=arguments.priority_aging,
+            priority_range=arguments.priority_range,
         ),
         num_threads=arguments.num_threads,
     )
@@ -188,9 +279,14 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
         trace_dir=trace_directory(arguments.trace_dir),
         otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         trace_sample_ratio=arguments.trace_sample_ratio,
+        admin_key_digest=_digest(arguments.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)),
         core_in_process=arguments.core_in_process,
         log_level=arguments.log_level,
     )
+
+
+def _digest(key: str | None) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest() if key else b""
 
 
 def flags_as_json(parser: argparse.ArgumentParser) -> str:

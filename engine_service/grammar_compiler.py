@@ -1,4 +1,4 @@
-"""Compiling grammars off the step loop: one thread, one queue in, one queue out.
+"""Compiling grammars off the step loop: one thread, those that wait in order, one queue out.
 
 A bad schema comes back as a Failure, never as an exception; the compiler lets go of the
 interpreter lock, so that steps go on meanwhile.
@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from engine_service.errors import InternalError, InvalidRequest
 from engine_service.messages import Failure, StructuredOutput
 from engine_service.model_error import ModelError
-from engine_service.schema_check import FIELD, check_schema
+from engine_service.schema_check import check_schema
+from engine_service.schema_error import FIELD
 
 _ANY_OBJECT: Final = '{"type": "object"}'
 _LOCATION = re.compile(r"^\[[\d:]+\]\s*\S+:\d+:\s*(Check failed: \(.*?\) is false:\s*)?")
@@ -33,7 +34,7 @@ Compilation = tuple[StructuredOutput, "xgrammar.CompiledGrammar | Failure"]
 
 
 class GrammarCompiler:
-    """`start` and `take_finished` are called by one thread; `on_ready` by the compiling one."""
+    """All methods are called by one thread; `on_ready` by the compiling one."""
 
     def __init__(
         self,
@@ -45,13 +46,25 @@ class GrammarCompiler:
         tokenizer = _tokenizer_info(model_dir, vocab_size, eos_token_ids)
         self._compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
         self._on_ready = on_ready
-        self._waiting: SimpleQueue[StructuredOutput] = SimpleQueue()
+        self._waiting: dict[StructuredOutput, None] = {}  # in order; guarded by the condition
+        self._has_work = threading.Condition()
         self._finished: SimpleQueue[Compilation] = SimpleQueue()
         # A daemon: a grammar that still compiles must not hold the process.
         threading.Thread(target=self._run, name="grammar-compiler", daemon=True).start()
 
     def start(self, spec: StructuredOutput) -> None:
-        self._waiting.put(spec)
+        """`take_finished` will have it once, unless it is cancelled before it has begun."""
+        with self._has_work:
+            self._waiting[spec] = None
+            self._has_work.notify()
+
+    def cancel(self, spec: StructuredOutput) -> bool:
+        """True: it had not begun, and never will. False: it will come out of `take_finished`."""
+        with self._has_work:
+            if spec not in self._waiting:
+                return False
+            del self._waiting[spec]
+            return True
 
     def take_finished(self) -> list[Compilation]:
         finished: list[Compilation] = []
@@ -63,9 +76,16 @@ class GrammarCompiler:
 
     def _run(self) -> None:
         while True:
-            spec = self._waiting.get()
+            spec = self._next()
             self._finished.put((spec, self._compile(spec)))
             self._on_ready()
+
+    def _next(self) -> StructuredOutput:
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._waiting)
+            spec = next(iter(self._waiting))
+            del self._waiting[spec]
+            return spec
 
     def _compile(self, spec: StructuredOutput) -> xgrammar.CompiledGrammar | Failure:
         try:

@@ -1,7 +1,8 @@
 """How an EngineError becomes a gRPC status: one table, and google.rpc details.
 
 Every status carries ErrorInfo (reason, domain "firsttoken"), RetryInfo when the caller should
-come again, and BadRequest when a field is to blame.
+come again, and BadRequest when a field is to blame. A status is a few kilobytes at most: gRPC drops
+trailers of 8 KiB and more, and with them the code, in favour of one that tells to come again.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ CODES: Final[dict[str, int]] = {
     "REQUEST_ID_IN_USE": code_pb2.ALREADY_EXISTS,
     "TOKENIZER_STALE": code_pb2.FAILED_PRECONDITION,
     "ENGINE_UNAVAILABLE": code_pb2.UNAVAILABLE,
+    "PERMISSION_DENIED": code_pb2.PERMISSION_DENIED,
     "DEADLINE_EXCEEDED": code_pb2.DEADLINE_EXCEEDED,
     "INTERNAL_ERROR": code_pb2.INTERNAL,
 }
+
+# The message travels three times: percent-encoded, and twice in base64.
+MAX_MESSAGE_BYTES: Final = 1024
+MAX_FIELD_BYTES: Final = 256
 
 _STATUS_SECONDS: Final = 5.0  # for a status to get past what the reader has not read yet
 
@@ -50,7 +56,8 @@ def code_name(error: EngineError) -> str:
 
 
 def to_status(error: EngineError) -> grpc.Status:
-    status = status_pb2.Status(code=CODES[error.reason], message=error.message)
+    message = _cut(error.message, MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=CODES[error.reason], message=message)
     details: list[any_pb2.Any] = [any_pb2.Any() for _ in range(3)]
     details[0].Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))
     status.details.append(details[0])
@@ -61,11 +68,19 @@ def to_status(error: EngineError) -> grpc.Status:
         status.details.append(details[1])
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=_cut(error.field, MAX_FIELD_BYTES), description=message
         )
         details[2].Pack(error_details_pb2.BadRequest(field_violations=[violation]))
         status.details.append(details[2])
     return rpc_status.to_status(status)
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """Valid UTF-8 of at most that many bytes, whatever a caller's values brought into it."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) > max_bytes:
+        encoded = encoded[: max_bytes - 3] + b"..."
+    return encoded.decode(errors="ignore")
 
 
 @asynccontextmanager

@@ -37,6 +37,18 @@ class SamplingParams(_Message, frozen=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0  # the edge draws one when the caller gave none
     num_logprobs: int | None = None  # alternatives per token; 0: the chosen one only
+    num_prompt_logprobs: int | None = None  # the same, per prompt token after the first
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # the output never comes to contain one
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what was said before weighs on what is said next."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 class StoppingCriteria(_Message, frozen=True):
@@ -66,6 +78,7 @@ class AddRequest(_Message, frozen=True):
     tenant: str = ""
     cache_salt: str = ""
     arrival_ns: int = 0
+    deadline_ns: int = 0  # ends with DEADLINE_EXCEEDED from then on; 0: none
 
 
 class AbortRequest(_Message, frozen=True):
@@ -75,11 +88,15 @@ class AbortRequest(_Message, frozen=True):
     indices: tuple[int, ...] = ()  # empty: all
 
 
+class FlushPrefixCache(_Message, frozen=True):
+    """Forget every cached prefix; answered by one `PrefixCacheFlushed`, in order."""
+
+
 class Shutdown(_Message, frozen=True):
     """Leave the step loop now; what still runs gets no answer."""
 
 
-Command = AddRequest | AbortRequest | Shutdown
+Command = AddRequest | AbortRequest | FlushPrefixCache | Shutdown
 
 
 # ---------------------------------------------------------------- what comes back
@@ -141,6 +158,7 @@ class RequestOutput(_Message, frozen=True):
     num_prefilled_tokens: int | None = None  # prompt tokens with KV; set by steps that prefilled
     num_cached_tokens: int = 0  # of those, from the prefix cache
     finish: Finish | None = None
+    new_prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens after the first, each once
 
 
 class CoreStats(_Message, frozen=True):
@@ -171,6 +189,11 @@ class StepFrame(_Message, frozen=True):
     stats: CoreStats
 
 
+class PrefixCacheFlushed(_Message, frozen=True):
+    num_blocks: int  # that held a cached prefix
+    stats: CoreStats
+
+
 class Ready(_Message, frozen=True):
     """First frame of a core: the model is loaded, the pool is allocated."""
 
@@ -193,4 +216,4 @@ class StartFailed(_Message, frozen=True):
     message: str
 
 
-Frame = Ready | StepFrame | StartFailed
+Frame = Ready | StepFrame | PrefixCacheFlushed | StartFailed

@@ -239,7 +239,9 @@ def _print_models(models: list[StoredModel]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine_service.model_store")
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the imported models and where they lie")
+    listing = commands.add_parser(
+        "list", prog="firsttoken models", help="the imported models and where they lie"
+    )
     resolving = commands.add_parser("resolve", help="a model's directory, imported if need be")
     resolving.add_argument("model", nargs="?", help="directory, name or hub id")
     for command in (listing, resolving):

@@ -4,9 +4,11 @@
     penalties                         repetition over prompt and output, then frequency and
                                       presence over the output
     logit_bias                        added
+    allowed_token_ids                 -inf for all others
+    bad_token_sequences               -inf for what would complete one
     grammar mask                      -inf for what the grammar forbids
-    min_tokens                        -inf for every end token until reached; gives way where the
-                                      grammar allows nothing but an end
+    min_tokens                        -inf for every end token until reached; gives way where
+                                      nothing but an end is left
     temperature, top-k, top-p, min-p  `token_filters`
     draw                              one uniform a token, `random_uniform`
 
@@ -17,15 +19,24 @@ is left without a token, fails alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine_service.errors import InternalError
+from engine_service.errors import InvalidRequest
 from engine_service.grammar_bitmask import GrammarBitmask
+from engine_service.logit_edits import (
+    apply_logit_bias,
+    apply_penalties,
+    ban_bad_sequences,
+    keep_allowed_tokens,
+    mask_early_ends,
+)
+from engine_service.logit_tiles import row_tiles
+from engine_service.logprobs import NOT_FINITE, gather_logprobs
 from engine_service.messages import Failure, SamplingParams, TokenLogprobs
 from engine_service.random_uniform import uniforms
 from engine_service.request import Request
@@ -33,8 +44,16 @@ from engine_service.token_filters import draw_tokens
 from kernels.ops import Ops
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
-_NOT_FINITE = Failure(InternalError.reason, "The model's output is not a finite number.")
-_NOTHING_ALLOWED = Failure(InternalError.reason, "The constraints leave no token to choose.")
+_NOTHING_ALLOWED = Failure(InvalidRequest.reason, "The constraints leave no token to choose.")
+_GRAMMAR_IS_STUCK = Failure(
+    InvalidRequest.reason, "No token goes on within this grammar.", "structured_output"
+)
+# A bias or another penalty moves a logit by so much, a division by any factor.
+_PENALTY_OVERFLOWS = Failure(
+    InvalidRequest.reason,
+    "makes a logit that is not a finite number",
+    "sampling.repetition_penalty",
+)
 _MINUS_INF = float("-inf")
 
 
@@ -48,38 +67,66 @@ class SampledToken:
 def sample_tokens(
     logits_RV: Tensor, requests: Sequence[Request], bitmask: GrammarBitmask | None, ops: Ops
 ) -> list[SampledToken]:
-    """One token for each row of `logits_RV`, which is float32 and is overwritten."""
+    """One token for each row of `logits_RV`, which is float32, contiguous and is overwritten."""
     broken = _reset_broken_rows(logits_RV)
     logprob_rows = [r for r, q in enumerate(requests) if q.sampling.num_logprobs is not None]
-    raw_logprobs = logits_RV[logprob_rows].log_softmax(dim=-1) if logprob_rows else None
+    raw_logits_LV = logits_RV[logprob_rows] if logprob_rows else None  # a copy
 
-    _apply_penalties(logits_RV, requests)
-    _apply_logit_bias(logits_RV, requests)
+    apply_penalties(logits_RV, requests)
+    apply_logit_bias(logits_RV, requests)
+    keep_allowed_tokens(logits_RV, requests)
+    ban_bad_sequences(logits_RV, requests)
     if bitmask is not None:
         rows = torch.tensor(bitmask.rows, device=logits_RV.device)
         ops.apply_token_bitmask(logits_RV, rows, bitmask.words_GW.to(logits_RV.device))
-    _apply_min_tokens(logits_RV, requests)
+    masked_ends = mask_early_ends(logits_RV, requests)
 
-    largest_R, greedy_R = logits_RV.max(dim=-1)
-    stuck = {row for row, value in enumerate(largest_R.tolist()) if value == _MINUS_INF}
-    token_ids = greedy_R.tolist()
+    token_ids, failures = _largest(logits_RV)
+    if failures and masked_ends.restore(logits_RV, failures):
+        token_ids, failures = _largest(logits_RV)
+    if bitmask is not None:
+        for row in failures.keys() & bitmask.rows:
+            if failures[row] is _NOTHING_ALLOWED and not _has_constraints(requests[row].sampling):
+                failures[row] = _GRAMMAR_IS_STUCK
+    failures |= dict.fromkeys(broken, NOT_FINITE)
     drawn = [
         row
         for row, request in enumerate(requests)
-        if not _is_greedy(request.sampling) and row not in broken and row not in stuck
+        if not _is_greedy(request.sampling) and row not in failures
     ]
     if drawn:
         for row, token_id in zip(drawn, _draw(logits_RV, requests, drawn), strict=True):
             token_ids[row] = token_id
 
     logprobs: dict[int, TokenLogprobs] = {}
-    if raw_logprobs is not None:
-        logprobs = _gather_logprobs(raw_logprobs, logprob_rows, requests, token_ids)
-    failures = dict.fromkeys(stuck, _NOTHING_ALLOWED) | dict.fromkeys(broken, _NOT_FINITE)
+    if raw_logits_LV is not None:
+        chosen = [token_ids[row] for row in logprob_rows]
+        num_top = [requests[row].sampling.num_logprobs or 0 for row in logprob_rows]
+        entries = gather_logprobs(raw_logits_LV, chosen, num_top)
+        logprobs = dict(zip(logprob_rows, entries, strict=True))
     return [
         SampledToken(token_id, logprobs.get(row), failures.get(row))
         for row, token_id in enumerate(token_ids)
     ]
+
+
+def _largest(logits_RV: Tensor) -> tuple[list[int], dict[int, Failure]]:
+    """The token of each row's largest logit, and what is wrong with rows that have none to draw.
+
+    A NaN is larger than all, so that no row with one, or with an infinity, is drawn from.
+    """
+    largest_R, token_ids_R = logits_RV.max(dim=-1)
+    failures = {
+        row: _NOTHING_ALLOWED if value == _MINUS_INF else _PENALTY_OVERFLOWS
+        for row, value in enumerate(largest_R.tolist())
+        if not math.isfinite(value)
+    }
+    return token_ids_R.tolist(), failures
+
+
+def _has_constraints(params: SamplingParams) -> bool:
+    """Whether the caller's own lists took tokens away beside the grammar."""
+    return bool(params.allowed_token_ids or params.bad_token_sequences)
 
 
 def _is_greedy(params: SamplingParams) -> bool:
@@ -94,8 +141,10 @@ def _draw(logits_RV: Tensor, requests: Sequence[Request], rows: list[int]) -> li
         sample_indices=[request.index for request in drawing],
         positions=[len(request.output_token_ids) for request in drawing],
     )
-    chosen = logits_RV if len(rows) == len(requests) else logits_RV[rows]
-    token_ids: list[int] = draw_tokens(chosen, params, uniforms_R.tolist()).tolist()
+    token_ids: list[int] = []
+    for some in row_tiles(logits_RV, len(rows)):
+        drawn = draw_tokens(logits_RV[rows[some]], params[some], uniforms_R[some].tolist())
+        token_ids += drawn.tolist()
     return token_ids
 
 
@@ -108,75 +157,3 @@ def _reset_broken_rows(logits_RV: Tensor) -> set[int]:
     broken = suspects[~logits_RV[suspects].isfinite().all(dim=-1)]
     logits_RV[broken] = 0.0
     return set(broken.tolist())
-
-
-# ---------------------------------------------------------------- edits of single logits
-
-
-def _apply_penalties(logits_RV: Tensor, requests: Sequence[Request]) -> None:
-    for row, request in enumerate(requests):
-        params = request.sampling
-        logits_V = logits_RV[row]
-        if params.repetition_penalty != 1.0:
-            seen = torch.from_numpy(np.unique(request.token_ids)).to(logits_V.device)
-            values = logits_V[seen]
-            penalty = params.repetition_penalty
-            logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        if (params.frequency_penalty or params.presence_penalty) and request.output_token_ids:
-            ids, counts = np.unique(request.output_token_ids, return_counts=True)
-            loss = params.frequency_penalty * counts + params.presence_penalty
-            where = torch.from_numpy(ids).to(logits_V.device)
-            logits_V[where] -= torch.from_numpy(loss).to(logits_V)
-
-
-def _apply_logit_bias(logits_RV: Tensor, requests: Sequence[Request]) -> None:
-    rows: list[int] = []
-    ids: list[int] = []
-    biases: list[float] = []
-    for row, request in enumerate(requests):
-        bias = request.sampling.logit_bias
-        rows.extend([row] * len(bias))
-        ids.extend(bias.keys())
-        biases.extend(bias.values())
-    if rows:
-        device = logits_RV.device
-        where = (torch.tensor(rows, device=device), torch.tensor(ids, device=device))
-        logits_RV[where] += torch.tensor(biases, device=device)
-
-
-def _apply_min_tokens(logits_RV: Tensor, requests: Sequence[Request]) -> None:
-    for row, request in enumerate(requests):
-        stopping = request.stopping
-        if len(request.output_token_ids) >= stopping.min_tokens:
-            continue
-        end_ids = list({*stopping.eos_token_ids, *stopping.stop_token_ids})
-        if not end_ids:
-            continue
-        masked_V = logits_RV[row].clone()
-        masked_V[end_ids] = _MINUS_INF
-        if masked_V.max().item() != _MINUS_INF:
-            logits_RV[row] = masked_V
-
-
-# ---------------------------------------------------------------- logprobs
-
-
-def _gather_logprobs(
-    logprobs_LV: Tensor, rows: list[int], requests: Sequence[Request], token_ids: list[int]
-) -> dict[int, TokenLogprobs]:
-    """By row: the chosen token's logprob and rank, and as many of the likeliest as asked for."""
-    counts = [requests[row].sampling.num_logprobs or 0 for row in rows]
-    chosen_L1 = torch.tensor([[token_ids[row]] for row in rows], device=logprobs_LV.device)
-    chosen_logprob_L1 = logprobs_LV.gather(1, chosen_L1)
-    ranks = ((logprobs_LV > chosen_logprob_L1).sum(dim=-1) + 1).tolist()
-    top = logprobs_LV.topk(min(max(counts), logprobs_LV.shape[1]), dim=-1)
-    top_values, top_ids = top.values.tolist(), top.indices.tolist()
-    return {
-        row: TokenLogprobs(
-            logprob=chosen_logprob_L1[i].item(),
-            rank=ranks[i],
-            top_token_ids=top_ids[i][: counts[i]],
-            top_logprobs=top_values[i][: counts[i]],
-        )
-        for i, row in enumerate(rows)
-    }

@@ -36,6 +36,7 @@ class ServedModel:
     defaults: GenerationDefaults
     max_output_tokens: int  # per sample
     max_samples: int
+    priority_range: int  # priorities are clamped to [-range, range]
 
 
 def describe_model(config: CoreConfig, ready: Ready, files: TokenizerFiles) -> ServedModel:
@@ -50,6 +51,7 @@ def describe_model(config: CoreConfig, ready: Ready, files: TokenizerFiles) -> S
         defaults=read_generation_defaults(files.content(_GENERATION_CONFIG)),
         max_output_tokens=min(limits.max_output_tokens or ready.max_model_len, ready.max_model_len),
         max_samples=min(limits.max_samples, limits.max_num_queued_reqs),
+        priority_range=limits.priority_range,
     )
 
 

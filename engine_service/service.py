@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from engine_service.addresses import check_address, join_address
 from engine_service.config import ServiceConfig
+from engine_service.control_servicer import ControlServicer
 from engine_service.core_launcher import CoreLauncher, ProcessLauncher, ThreadLauncher
 from engine_service.core_supervisor import CoreStartError, CoreSupervisor
 from engine_service.engine_actor import EngineActor
@@ -58,6 +59,7 @@ class EngineService:
         self._config = config
         self._cleanup = AsyncExitStack()
         self._forced = asyncio.Event()
+        self.stop_requested = asyncio.Event()  # by a signal or by Control.Drain
         self.grpc_address = ""
         self.metrics_address = ""
         self.actor: EngineActor
@@ -146,10 +148,14 @@ class EngineService:
         host, port = self._config.grpc_host, self._config.grpc_port
         server = grpc.aio.server(options=_server_options(self._config.max_message_bytes))
         health = HealthServicer()
+        control = ControlServicer(
+            self.actor, self._config.admin_key_digest, self.stop_requested.set
+        )
         pb_grpc.add_EngineServicer_to_server(servicer, server)
+        pb_grpc.add_ControlServicer_to_server(control, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         services = [
-            pb.DESCRIPTOR.services_by_name["Engine"].full_name,
+            *(service.full_name for service in pb.DESCRIPTOR.services_by_name.values()),
             health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
             reflection.SERVICE_NAME,
         ]
@@ -206,17 +212,19 @@ def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 async def run(config: ServiceConfig) -> int:
-    """Serves until SIGTERM or SIGINT; a second one cuts the drain short. Returns the exit code."""
+    """Serves until SIGTERM, SIGINT or Control.Drain; a second signal cuts the drain short.
+    Returns the exit code."""
     service = EngineService(config)
-    stop = asyncio.Event()
+    stop, signalled = service.stop_requested, asyncio.Event()
     serving = asyncio.current_task()
     is_started = False
 
     def on_signal() -> None:
-        if stop.is_set():
+        if signalled.is_set():
             service.force()
         elif not is_started and serving is not None:
             serving.cancel()
+        signalled.set()
         stop.set()
 
     loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector as MetricCollector
 
+from engine_service.errors import EngineError, WaitTooLong
 from engine_service.messages import CoreStats, Finish, FinishReason
 
 _NANO: Final = 1e-9
@@ -33,6 +34,7 @@ _REQUEST_BUCKETS: Final = (
 _TOKEN_BUCKETS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000,
 )  # fmt: skip
+_REJECTIONS: Final = ("queue_full", "queue_wait", "engine_unavailable", "request_id_in_use")
 _STEP_TOKEN_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
@@ -46,6 +48,8 @@ class ServiceMetrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
+        for rejection in _REJECTIONS:
+            self._rejections.labels(**self._labels, reason=rejection)
         self._ended = Counter(
             "vllm:request_success",
             "Samples that ended, by the reason why.",
@@ -69,7 +73,9 @@ class ServiceMetrics:
             "e2e_request_latency_seconds", "Arrival to the end.", _REQUEST_BUCKETS
         )
         self._queue = self._histogram(
-            "request_queue_time_seconds", "Arrival to first step.", _REQUEST_BUCKETS
+            "request_queue_time_seconds",
+            "Waiting for the first step, or in vain; waiting for a grammar left out.",
+            _REQUEST_BUCKETS,
         )
         self._prefill = self._histogram(
             "request_prefill_time_seconds", "First step to first token.", _REQUEST_BUCKETS
@@ -98,8 +104,9 @@ class ServiceMetrics:
 
     # ------------------------------------------------------------ events
 
-    def rejected(self, reason: str) -> None:
-        self._rejections.labels(**self._labels, reason=reason.lower()).inc()
+    def rejected(self, error: EngineError) -> None:
+        reason = "queue_wait" if isinstance(error, WaitTooLong) else error.reason.lower()
+        self._rejections.labels(**self._labels, reason=reason).inc()
 
     def step(self, num_scheduled_tokens: int) -> None:
         if num_scheduled_tokens:
@@ -112,14 +119,15 @@ class ServiceMetrics:
         self._token_gap.observe(gap_ns * _NANO)
 
     def sample_ended(self, finish: Finish, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Stages that the sample never reached are not observed."""
+        """Stages that the sample never reached are not observed. Who waited in vain did wait:
+        left out, the queue would look the shorter the more of them give up."""
         timing = finish.timing
         self.sample_lost(finish.reason)
         self._prompt_tokens.observe(num_prompt_tokens)
         self._generation_tokens.observe(num_output_tokens)
         self._end_to_end.observe((timing.finished_ns - timing.arrival_ns) * _NANO)
-        if timing.first_scheduled_ns:
-            self._queue.observe((timing.first_scheduled_ns - timing.arrival_ns) * _NANO)
+        queued_ns = timing.grammar_ready_ns or timing.arrival_ns
+        self._queue.observe(((timing.first_scheduled_ns or timing.finished_ns) - queued_ns) * _NANO)
         if timing.first_token_ns:
             decode_ns = timing.finished_ns - timing.first_token_ns
             self._prefill.observe((timing.first_token_ns - timing.first_scheduled_ns) * _NANO)

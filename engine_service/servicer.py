@@ -34,6 +34,7 @@ from protos import engine_pb2 as pb
 from protos import engine_pb2_grpc as pb_grpc
 
 WATCH_LOAD_SECONDS: Final = 1.0
+_FAR_SECONDS: Final = 365 * 86_400.0
 _CANCEL_SECONDS: Final = 5.0  # far more than gRPC takes to cancel a handler
 
 Request = TypeVar("Request")
@@ -67,7 +68,8 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with errors_as_status(context):
             metadata = context.invocation_metadata() or ()
             with generate_span(metadata, context.time_remaining, arrival_ns) as span:
-                add_request = await self._validate(request, arrival_ns)
+                deadline_ns = _deadline_ns(context.time_remaining(), arrival_ns)
+                add_request = await self._validate(request, arrival_ns, deadline_ns)
                 span.admitted(add_request, self._info.model.name)
                 events = EventBuilder(add_request)
                 stream = self._actor.submit(add_request, span.sample_finished)
@@ -77,7 +79,9 @@ class EngineServicer(pb_grpc.EngineServicer):
                     stream.close()
                     span.answered(events.num_output_tokens)
 
-    async def _validate(self, request: pb.GenerateRequest, arrival_ns: int) -> AddRequest:
+    async def _validate(
+        self, request: pb.GenerateRequest, arrival_ns: int, deadline_ns: int
+    ) -> AddRequest:
         self._actor.check_available()
         model = self._info.model
         request_id = request.request_id or f"engine-{secrets.token_hex(12)}"
@@ -93,7 +97,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                 check_prompt_length(len(prompt_token_ids), model)
             case _:
                 raise InvalidRequest("is missing", field="prompt")
-        return to_add_request(request, request_id, prompt_token_ids, model, arrival_ns)
+        return to_add_request(request, request_id, prompt_token_ids, model, arrival_ns, deadline_ns)
 
     async def _relay(
         self,
@@ -184,3 +188,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             prefix_cache_hits=stats.prefix_cache_hits,
             num_requests=self._actor.num_requests,
         )
+
+
+def _deadline_ns(remaining_seconds: float | None, now_ns: int) -> int:
+    """0: the call has none, or one so far away that its nanoseconds would fit no message."""
+    if remaining_seconds is None or remaining_seconds > _FAR_SECONDS:
+        return 0
+    return now_ns + int(remaining_seconds * 1e9)

@@ -61,6 +61,7 @@ class EventBuilder:
         event.prefill_progress.prompt_tokens = self._num_prompt_tokens
         event.prefill_progress.computed_tokens = sample.num_prefilled_tokens or 0
         event.prefill_progress.cached_tokens = sample.num_cached_tokens
+        event.prefill_progress.prompt_logprobs.extend(map(_logprobs, sample.prompt_logprobs))
         return event
 
     def _delta(self, sample: SampleEvents) -> pb.GenerateEvent:

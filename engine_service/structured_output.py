@@ -2,6 +2,8 @@
 
     submit -> (compiling, off the step loop) -> poll -> fill_bitmask, accept ... -> release
 
+A grammar that nobody waits for any more is not compiled, unless the compiler is already at it.
+
 A matcher follows the output tokens and lives as long as its request, preempted or not. It allows
 an end token only where the text is complete, and nothing else where it is complete and cannot go
 on. JSON is written on one line with ", " and ": " and no other whitespace outside of strings; an
@@ -41,8 +43,10 @@ class StructuredOutputManager:
         self._ends_without_token = not eos_token_ids
         self._compiler = GrammarCompiler(Path(model_dir), vocab_size, eos_token_ids, on_ready)
         self._cache = _GrammarCache(MAX_CACHE_BYTES)
-        self._waiting: dict[StructuredOutput, list[RequestKey]] = {}  # for a compilation
-        self._ready: list[RequestKey] = []  # for the next poll
+        # For a compilation, in order of submission; of nobody: it runs on for the cache alone.
+        self._waiting: dict[StructuredOutput, dict[RequestKey, None]] = {}
+        self._awaited: dict[RequestKey, StructuredOutput] = {}  # the same, by key
+        self._ready: dict[RequestKey, None] = {}  # for the next poll, in order
         self._matchers: dict[RequestKey, xgrammar.GrammarMatcher] = {}
         self._on_ready = on_ready
 
@@ -51,13 +55,14 @@ class StructuredOutputManager:
         grammar = self._cache.get(spec)
         if grammar is not None:
             self._matchers[key] = self._new_matcher(grammar)
-            self._ready.append(key)
+            self._ready[key] = None
             self._on_ready()
-        elif spec in self._waiting:
-            self._waiting[spec].append(key)
-        else:
-            self._waiting[spec] = [key]
+            return
+        if spec not in self._waiting:
+            self._waiting[spec] = {}
             self._compiler.start(spec)
+        self._waiting[spec][key] = None
+        self._awaited[key] = spec
 
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:
         """Keys whose grammar became ready, or why it did not; never waits."""
@@ -65,6 +70,8 @@ class StructuredOutputManager:
         self._ready.clear()
         for spec, result in self._compiler.take_finished():
             keys = self._waiting.pop(spec)
+            for key in keys:
+                del self._awaited[key]
             if isinstance(result, Failure):
                 news += [(key, result) for key in keys]
                 continue
@@ -96,11 +103,14 @@ class StructuredOutputManager:
     def release(self, key: RequestKey) -> None:
         """Forgets the request, in whatever state; unknown keys are ignored."""
         self._matchers.pop(key, None)
-        if key in self._ready:
-            self._ready.remove(key)
-        for keys in self._waiting.values():
-            if key in keys:
-                keys.remove(key)
+        self._ready.pop(key, None)
+        spec = self._awaited.pop(key, None)
+        if spec is None:
+            return
+        keys = self._waiting[spec]
+        del keys[key]
+        if not keys and self._compiler.cancel(spec):
+            del self._waiting[spec]
 
     def _new_matcher(self, grammar: xgrammar.CompiledGrammar) -> xgrammar.GrammarMatcher:
         return xgrammar.GrammarMatcher(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import socket
 import struct
@@ -30,6 +31,8 @@ encode_frame: Final = msgspec.msgpack.Encoder().encode
 decode_commands: Final = msgspec.msgpack.Decoder(list[Command]).decode
 decode_frame: Final = msgspec.msgpack.Decoder(Frame).decode
 
+logger = logging.getLogger(__name__)
+
 
 # ---------------------------------------------------------------- the core's side
 
@@ -45,7 +48,11 @@ class CoreChannel(Protocol):
 
 
 class SocketChannel:
-    """A receiver thread fills the mailbox, a writer thread empties the queue of frames."""
+    """A receiver thread fills the mailbox, a writer thread empties the queue of frames.
+
+    Neither thread outlives the other's use: whichever ends, for whatever reason, closes the
+    mailbox, which ends the core, and hangs up, so that the actor knows at once.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.mailbox = Mailbox()
@@ -63,8 +70,7 @@ class SocketChannel:
         """Writes what was sent, then hangs up."""
         self._frames.put(None)
         self._writer.join()
-        with contextlib.suppress(OSError):  # the other side hung up first
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
         self._receiver.join()
         self._socket.close()
 
@@ -77,16 +83,28 @@ class SocketChannel:
                     self.mailbox.put(decode_commands(payload))
         except OSError:
             pass
+        except Exception:
+            logger.exception("the engine core cannot read what it is sent")
+            self._hang_up()
         finally:
             self.mailbox.close()
 
     def _write(self) -> None:
-        while (frame := self._frames.get()) is not None:
-            payload = encode_frame(frame)
-            try:
+        try:
+            while (frame := self._frames.get()) is not None:
+                payload = encode_frame(frame)
                 self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
-            except OSError:
-                return  # the receiver sees the same and closes the mailbox
+        except OSError:
+            pass  # the other side hung up
+        except Exception:
+            logger.exception("the engine core cannot write what it has to say")
+            self._hang_up()
+        finally:
+            self.mailbox.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # the other side hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _take_payloads(buffer: bytearray) -> list[bytes]:

@@ -58,6 +58,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL"""
     UNAUTHENTICATED: _ErrorReason.ValueType  # 12
     """UNAUTHENTICATED"""
+    PERMISSION_DENIED: _ErrorReason.ValueType  # 13
+    """PERMISSION_DENIED: Control without its credential"""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """What ErrorInfo.reason says (domain "firsttoken"); callers map by it, not by the status alone."""
@@ -87,6 +89,8 @@ INTERNAL_ERROR: ErrorReason.ValueType  # 11
 """INTERNAL"""
 UNAUTHENTICATED: ErrorReason.ValueType  # 12
 """UNAUTHENTICATED"""
+PERMISSION_DENIED: ErrorReason.ValueType  # 13
+"""PERMISSION_DENIED: Control without its credential"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FinishReason:
@@ -139,8 +143,11 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """Served model name; empty: whatever the engine serves."""
     priority: _builtins.int
-    """lower runs first; default 0"""
+    """lower runs first; default 0; clamped to the server's range"""
     tenant: _builtins.str
+    """Whom the tokens are for: set by a trusted front, never taken from its clients. Tenants share
+    the machine fairly, and no cached prefix.
+    """
     tokenizer_digest: _builtins.str
     """Digest of the tokenizer that made the token ids; a stale one is FAILED_PRECONDITION."""
     @_builtins.property
@@ -240,6 +247,8 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_TOKEN_SEQUENCES_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """[0, 2]; 0 is greedy"""
     top_p: _builtins.float
@@ -249,7 +258,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """[0, 1]"""
     repetition_penalty: _builtins.float
-    """(0, 10]; 1: off"""
+    """[0.03125, 10]; 1: off"""
     presence_penalty: _builtins.float
     """[-2, 2]"""
     frequency_penalty: _builtins.float
@@ -261,6 +270,14 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id to [-100, 100]"""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all"""
+
+    @_builtins.property
+    def bad_token_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """none of them is completed by a generated token"""
 
     def __init__(
         self,
@@ -275,10 +292,12 @@ class SamplingParams(_message.Message):
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         seed: _builtins.int | None = ...,
         n: _builtins.int | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_token_sequences: _abc.Iterable[Global___TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_token_sequences", b"bad_token_sequences", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -392,20 +411,29 @@ class ResponseOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Present: each token comes with its log probability and that many alternatives (0 to 20)."""
+    prompt_logprobs: _builtins.int
+    """The same for each prompt token after the first. The prompt is computed without cache hits then."""
     def __init__(
         self,
         *,
         logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___ResponseOptions: _TypeAlias = ResponseOptions  # noqa: Y015
 
@@ -415,7 +443,9 @@ class KvOptions(_message.Message):
 
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
-    """Requests share cached prefixes only under the same salt."""
+    """Requests of one tenant share cached prefixes only under the same salt; no salt reaches those
+    of another tenant.
+    """
     def __init__(
         self,
         *,
@@ -508,21 +538,29 @@ class PrefillProgress(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     computed_tokens: _builtins.int
     """prompt tokens whose KV exists, cached ones included"""
     cached_tokens: _builtins.int
     """of those, taken from the prefix cache"""
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """When asked for, and of sample 0 only: prompt tokens after the first, in order, each once. All
+        have come when computed_tokens reaches prompt_tokens.
+        """
+
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         computed_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -771,6 +809,8 @@ class ModelInfo(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_SAMPLES_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_SAMPLES_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     architecture: _builtins.str
@@ -784,6 +824,10 @@ class ModelInfo(_message.Message):
     max_samples: _builtins.int
     """server's cap on n"""
     created_unix_seconds: _builtins.int
+    max_queued_samples: _builtins.int
+    """waiting at once; calls for more can't all be let in"""
+    max_queued_tokens: _builtins.int
+    """prompt tokens waiting at once, each sample's counted"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -802,10 +846,12 @@ class ModelInfo(_message.Message):
         max_output_tokens: _builtins.int = ...,
         max_samples: _builtins.int = ...,
         created_unix_seconds: _builtins.int = ...,
+        max_queued_samples: _builtins.int = ...,
+        max_queued_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "created_unix_seconds", b"created_unix_seconds", "eos_token_ids", b"eos_token_ids", "generation_defaults", b"generation_defaults", "max_model_len", b"max_model_len", "max_output_tokens", b"max_output_tokens", "max_samples", b"max_samples", "model", b"model", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "created_unix_seconds", b"created_unix_seconds", "eos_token_ids", b"eos_token_ids", "generation_defaults", b"generation_defaults", "max_model_len", b"max_model_len", "max_output_tokens", b"max_output_tokens", "max_queued_samples", b"max_queued_samples", "max_queued_tokens", b"max_queued_tokens", "max_samples", b"max_samples", "model", b"model", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -916,6 +962,7 @@ class ServerInfo(_message.Message):
     START_UNIX_NANOS_FIELD_NUMBER: _builtins.int
     CORE_STARTS_FIELD_NUMBER: _builtins.int
     CORE_PID_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     api_version: _builtins.str
     device: _builtins.str
@@ -931,6 +978,8 @@ class ServerInfo(_message.Message):
     """how often the core process was started"""
     core_pid: _builtins.int
     """0: the core runs in this process, or is down"""
+    batch_invariant: _builtins.bool
+    """tokens don't depend on what else is in a batch"""
     @_builtins.property
     def op_backends(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """op name to "reference", "cpp" or "triton" """
@@ -952,10 +1001,11 @@ class ServerInfo(_message.Message):
         start_unix_nanos: _builtins.int = ...,
         core_starts: _builtins.int = ...,
         core_pid: _builtins.int = ...,
+        batch_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "block_size", b"block_size", "core_pid", b"core_pid", "core_starts", b"core_starts", "device", b"device", "dtype", b"dtype", "kv_cache_dtype", b"kv_cache_dtype", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "op_backends", b"op_backends", "quantization", b"quantization", "start_unix_nanos", b"start_unix_nanos", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "batch_invariant", b"batch_invariant", "block_size", b"block_size", "core_pid", b"core_pid", "core_starts", b"core_starts", "device", b"device", "dtype", b"dtype", "kv_cache_dtype", b"kv_cache_dtype", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "op_backends", b"op_backends", "quantization", b"quantization", "start_unix_nanos", b"start_unix_nanos", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1128,3 +1178,75 @@ class TokenizerFile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizerFile: _TypeAlias = TokenizerFile  # noqa: Y015
+
+@_typing.final
+class FlushPrefixCacheRequest(_message.Message):
+    """---------------------------------------------------------------- control"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushPrefixCacheRequest: _TypeAlias = FlushPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class FlushPrefixCacheResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """that held a cached prefix"""
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushPrefixCacheResponse: _TypeAlias = FlushPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    """still live"""
+    def __init__(
+        self,
+        *,
+        num_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015

@@ -358,3 +358,126 @@ class Engine:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ControlStub:
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FlushPrefixCache = channel.unary_unary(
+                '/firsttoken.v1.Control/FlushPrefixCache',
+                request_serializer=protos_dot_engine__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_engine__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/firsttoken.v1.Control/Drain',
+                request_serializer=protos_dot_engine__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_engine__pb2.DrainResponse.FromString,
+                _registered_method=True)
+
+
+class ControlServicer:
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    def FlushPrefixCache(self, request, context):
+        """Forgets every cached prefix; requests that run keep their own blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """As SIGTERM: nothing new is admitted, what runs gets the grace, then the service ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ControlServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=protos_dot_engine__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=protos_dot_engine__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_engine__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_engine__pb2.DrainResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'firsttoken.v1.Control', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('firsttoken.v1.Control', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Control:
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/firsttoken.v1.Control/FlushPrefixCache',
+            protos_dot_engine__pb2.FlushPrefixCacheRequest.SerializeToString,
+            protos_dot_engine__pb2.FlushPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/firsttoken.v1.Control/Drain',
+            protos_dot_engine__pb2.DrainRequest.SerializeToString,
+            protos_dot_engine__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

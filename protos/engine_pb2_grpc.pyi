@@ -127,3 +127,52 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         """The model's own text files (tokenizer.json, chat template, ...), in chunks."""
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ControlStub:
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
+    FlushPrefixCache: _grpc.UnaryUnaryMultiCallable[_engine_pb2.FlushPrefixCacheRequest, _engine_pb2.FlushPrefixCacheResponse]
+    """Forgets every cached prefix; requests that run keep their own blocks."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainResponse]
+    """As SIGTERM: nothing new is admitted, what runs gets the grace, then the service ends."""
+
+@_typing.type_check_only
+class ControlAsyncStub(ControlStub):
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    FlushPrefixCache: _aio.UnaryUnaryMultiCallable[_engine_pb2.FlushPrefixCacheRequest, _engine_pb2.FlushPrefixCacheResponse]  # type: ignore[assignment]
+    """Forgets every cached prefix; requests that run keep their own blocks."""
+    Drain: _aio.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainResponse]  # type: ignore[assignment]
+    """As SIGTERM: nothing new is admitted, what runs gets the grace, then the service ends."""
+
+class ControlServicer(metaclass=_abc_1.ABCMeta):
+    """For operators. Every call needs the admin key as bearer token; without a configured one, all are
+    refused with PERMISSION_DENIED.
+    """
+
+    @_abc_1.abstractmethod
+    def FlushPrefixCache(
+        self,
+        request: _engine_pb2.FlushPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.FlushPrefixCacheResponse, _abc.Awaitable[_engine_pb2.FlushPrefixCacheResponse]]:
+        """Forgets every cached prefix; requests that run keep their own blocks."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _engine_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.DrainResponse, _abc.Awaitable[_engine_pb2.DrainResponse]]:
+        """As SIGTERM: nothing new is admitted, what runs gets the grace, then the service ends."""
+
+def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

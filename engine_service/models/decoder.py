@@ -9,6 +9,8 @@ Dimensions are lettered as in `kernels.ops`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,14 @@ from engine_service.models.config import DecoderConfig
 from engine_service.models.rotary import rotary_table
 from engine_service.models.weights import DecoderWeights, LayerWeights
 from kernels.ops import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What the last layer left of each token, before the final norm."""
+
+    x_TH: Tensor  # the last block's output
+    residual_TH: Tensor  # to be added to it
 
 
 class Decoder:
@@ -33,8 +43,8 @@ class Decoder:
         table = rotary_table(config.rope, config.head_dim, max_model_len)
         self._cos_sin_PD = table.to(dtype=embedding.dtype, device=embedding.device)
 
-    def forward(self, batch: InputBatch, kv_cache: Tensor) -> Tensor:
-        """Logits of the rows that sample, [len(logits_indices), V], float32.
+    def forward(self, batch: InputBatch, kv_cache: Tensor) -> HiddenStates:
+        """All that `logits` needs of the step.
 
         `kv_cache` is [layers, 2, B, S, K, D]; the step's keys and values are written to it.
         """
@@ -49,10 +59,14 @@ class Decoder:
                 next_norm_H = self.weights.layers[layer + 1].input_norm_H
                 x_TH = ops.add_rms_norm(x_TH, residual_TH, next_norm_H, eps)
 
-        sampled = batch.logits_indices
-        x_RH, residual_RH = x_TH[sampled], residual_TH[sampled]
-        x_RH = ops.add_rms_norm(x_RH, residual_RH, self.weights.final_norm_H, eps)
-        return ops.logits_head(x_RH, self.weights.head_VH)
+        return HiddenStates(x_TH, residual_TH)
+
+    def logits(self, hidden: HiddenStates, indices_R: Tensor) -> Tensor:
+        """Logits of some flat rows of the step, [R, V], float32."""
+        x_RH, residual_RH = hidden.x_TH[indices_R], hidden.residual_TH[indices_R]
+        eps = self.config.rms_norm_eps
+        x_RH = self.ops.add_rms_norm(x_RH, residual_RH, self.weights.final_norm_H, eps)
+        return self.ops.logits_head(x_RH, self.weights.head_VH)
 
     def _attention(
         self,

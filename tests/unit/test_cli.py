@@ -51,6 +51,13 @@ def test_models_shows_the_store(tmp_path: Path) -> None:
     assert json.loads(firsttoken("models", "--json", cache=tmp_path).stdout)[0]["name"] == "mine"
 
 
+@pytest.mark.parametrize("command", ["engine", "facade", "models", "control"])
+def test_the_usage_line_of_a_command_is_what_was_typed(command: str) -> None:
+    answer = firsttoken(command, "--help")
+    assert answer.returncode == 0
+    assert answer.stdout.startswith(f"usage: firsttoken {command} ")
+
+
 def test_a_folder_of_the_users_does_not_take_a_packages_place(tmp_path: Path) -> None:
     (tmp_path / "engine_service").mkdir()
     (tmp_path / "engine_service" / "__init__.py").write_text("raise SystemExit(99)")

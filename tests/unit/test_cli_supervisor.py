@@ -27,13 +27,15 @@ sys.exit(asyncio.run(supervise(sys.argv[1], sys.argv[2])))
 
 CHILD = """
 import json, os, signal, sys, time
+terms = []
 name, log, behaviour, arguments = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
 def note(what):
     with open(log, "a") as file:
         file.write(f"{name} {what}\\n")
 def on_term(number, frame):
     note("term")
-    if behaviour == "stubborn":
+    terms.append(number)
+    if behaviour == "stubborn" or behaviour == "busy" and len(terms) < 2:
         return
     time.sleep(0.2)
     note("end")
@@ -51,6 +53,9 @@ print(json.dumps({"event": "listening", "at": f"{name}:{starts}"}), flush=True)
 if behaviour in ("always-crashes", "crashes-once") and not starts:
     time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGKILL)
+if behaviour == "drained":
+    time.sleep(0.5)
+    sys.exit(0)
 while True:
     time.sleep(0.05)
 """
@@ -162,14 +167,30 @@ def test_a_stubborn_child_is_killed_after_its_grace(tmp_path: Path) -> None:
     assert run.finish()[0] == 0
 
 
-def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_is_handed_on_so_that_children_say_their_last_words(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path / "log", "busy,busy")
+    run.until_announced()
+    run.process.send_signal(signal.SIGTERM)
+    run.until_noted("facade term")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish()[0] == 1
+    assert run.notes()[2:] == [
+        *("facade term", "facade term", "facade end"),
+        *("engine term", "engine term", "engine end"),
+    ]
+
+
+def test_after_a_second_signal_who_stays_is_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "log", "stubborn,stubborn")
     run.until_announced()
     run.process.send_signal(signal.SIGINT)
     run.until_noted("facade term")
+    began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.finish()[0] == 1
-    assert "engine term" not in run.notes()
+    assert time.monotonic() - began < 10  # of a grace of 30 s
 
 
 def test_a_signal_while_starting_leaves_nothing(tmp_path: Path) -> None:
@@ -218,6 +239,15 @@ def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert code == 7
     assert "keeps ending (exit code 7); giving up" in errors
     assert run.notes().count("engine start") == 1 + len(POLICY.delays_seconds)
+    assert run.notes()[-1] == "facade end"
+
+
+def test_a_child_that_ends_well_ends_all(tmp_path: Path) -> None:
+    run = Run(tmp_path / "log", "drained,good")
+    code, errors = run.finish()
+    assert code == 0
+    assert "engine was told to end" in errors
+    assert run.notes().count("engine start") == 1
     assert run.notes()[-1] == "facade end"
 
 

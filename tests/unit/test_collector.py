@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from engine_service.collector import Collector
@@ -47,6 +48,16 @@ async def test_outputs_merge_per_sample_while_the_reader_is_busy() -> None:
     assert (first.index, first.num_prefilled_tokens, first.num_cached_tokens) == (1, 20, 16)
     assert (first.token_ids, first.logprobs, first.finish) == ([9, 8], [logprobs], None)
     assert (second.index, second.token_ids, second.finish) == (0, [5, 6], FINISH)
+
+
+async def test_no_prompt_logprob_is_lost_while_progress_keeps_its_latest_value() -> None:
+    collector = Collector()
+    told = [TokenLogprobs(-0.5 * i, 1, [], []) for i in range(3)]
+    for num_prefilled, part in ((2, told[:2]), (4, told[2:])):
+        progress = RequestOutput("r", 0, num_prefilled_tokens=num_prefilled)
+        collector.put(msgspec.structs.replace(progress, new_prompt_logprobs=part))
+    (events,) = await collector.take()
+    assert (events.num_prefilled_tokens, events.prompt_logprobs) == (4, told)
 
 
 async def test_a_slot_is_emptied_by_taking_it() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from engine_service.cache_salt import effective_cache_salt
 from engine_service.conversions import (
     check_prompt_length,
     check_request_id,
@@ -35,6 +36,7 @@ MODEL = ServedModel(
     defaults=GenerationDefaults(),
     max_output_tokens=30,
     max_samples=8,
+    priority_range=10,
 )
 
 Change = Callable[[pb.GenerateRequest], object]
@@ -60,12 +62,13 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "sampling.top_p": (0, -0.5, 1.1, math.nan),
     "sampling.top_k": (-2, -(2**31)),
     "sampling.min_p": (-0.1, 1.1, math.nan),
-    "sampling.repetition_penalty": (0, -1, 10.5, math.nan, math.inf),
+    "sampling.repetition_penalty": (0, -1, 1e-40, 0.03, 10.5, math.nan, math.inf),
     "sampling.presence_penalty": (-2.1, 2.1, math.nan),
     "sampling.frequency_penalty": (-2.1, 2.1, math.nan),
     "sampling.n": (0, 9, 2**32 - 1),
     "stopping.max_tokens": (0,),
     "response.logprobs": (21, 2**32 - 1),
+    "response.prompt_logprobs": (21, 2**32 - 1),
 }
 
 
@@ -83,13 +86,14 @@ IN_RANGE: dict[str, tuple[float, ...]] = {
     "sampling.top_p": (1, 1e-9),
     "sampling.top_k": (-1, 0, 1, 2**31 - 1),
     "sampling.min_p": (0, 1),
-    "sampling.repetition_penalty": (1e-3, 10),
+    "sampling.repetition_penalty": (0.03125, 10),
     "sampling.presence_penalty": (-2, 2),
     "sampling.frequency_penalty": (-2, 2),
     "sampling.seed": (0, 2**64 - 1),
     "sampling.n": (1, 8),
     "stopping.max_tokens": (1, 2**32 - 1),
     "response.logprobs": (0, 20),
+    "response.prompt_logprobs": (0, 20),
 }
 
 
@@ -107,6 +111,21 @@ def test_the_ends_of_each_range_pass(path: str, value: float) -> None:
         ("sampling.logit_bias", lambda r: r.sampling.logit_bias.update({5: 100.5})),
         ("sampling.logit_bias", lambda r: r.sampling.logit_bias.update({5: math.nan})),
         ("stopping.stop_token_ids", lambda r: r.stopping.stop_token_ids.extend([1, 100])),
+        ("stopping.stop_token_ids", lambda r: r.stopping.stop_token_ids.extend([1] * 1025)),
+        ("sampling.allowed_token_ids", lambda r: r.sampling.allowed_token_ids.extend([1, 100])),
+        (
+            "sampling.bad_token_sequences",
+            lambda r: r.sampling.bad_token_sequences.add().ids.extend([1, 100]),
+        ),
+        ("sampling.bad_token_sequences", lambda r: r.sampling.bad_token_sequences.add()),
+        (
+            "sampling.bad_token_sequences",
+            lambda r: r.sampling.bad_token_sequences.add().ids.extend([1] * 129),
+        ),
+        (
+            "sampling.bad_token_sequences",
+            lambda r: [r.sampling.bad_token_sequences.add() for _ in range(1025)],
+        ),
         (
             "stopping.min_tokens",
             lambda r: (setting("stopping.max_tokens", 3)(r), setting("stopping.min_tokens", 4)(r)),
@@ -198,7 +217,7 @@ def test_an_absent_seed_is_drawn_anew() -> None:
 
 def test_the_models_defaults_stand_in_for_absent_fields_only() -> None:
     defaults = GenerationDefaults(0.6, 0.9, 40, 0.05, 1.1)
-    model = ServedModel("m", 100, 50, (2,), "d", defaults, 30, 8)
+    model = ServedModel("m", 100, 50, (2,), "d", defaults, 30, 8, 10)
     sampling = convert(model=model).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 40)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.05, 1.1)
@@ -265,9 +284,27 @@ def test_the_rest_is_passed_on() -> None:
 
     request = convert(change)
     assert (request.priority, request.tenant, request.n) == (-3, "t", 4)
-    assert request.cache_salt == "é" * 512
+    assert request.cache_salt == effective_cache_salt("t", "é" * 512)
     assert request.sampling.logit_bias == {5: -100}
     assert request.sampling.num_logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "effective"), [(-(2**31), -10), (-11, -10), (-10, -10), (0, 0), (11, 10)]
+)
+def test_a_priority_is_clamped_to_the_servers_range(asked: int, effective: int) -> None:
+    assert convert(lambda r: setattr(r, "priority", asked)).priority == effective
+
+
+def test_the_tenant_is_part_of_the_salt_and_no_salt_leaves_its_tenant() -> None:
+    assert effective_cache_salt("", "") == ""  # what all share
+    salts = [
+        effective_cache_salt(tenant, salt)
+        for tenant in ("", "a", "ab", "é", effective_cache_salt("a", ""))
+        for salt in ("", "a", "b", "bc", "é", effective_cache_salt("a", "b"))
+    ]
+    assert len(set(salts)) == len(salts)
+    assert effective_cache_salt("a", "b") == effective_cache_salt("a", "b")
 
 
 # ---------------------------------------------------------------- generation_config.json
@@ -285,3 +322,17 @@ def test_generation_config() -> None:
 def test_broken_generation_configs(content: bytes) -> None:
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         read_generation_defaults(content)
+
+
+def test_token_constraints_are_taken_once_each() -> None:
+    def change(request: pb.GenerateRequest) -> None:
+        request.sampling.allowed_token_ids.extend([7, 5, 7])
+        for token_ids in ([1, 2], [3], [1, 2]):
+            request.sampling.bad_token_sequences.add().ids.extend(token_ids)
+        request.response.prompt_logprobs = 0
+
+    sampling = convert(change).sampling
+    assert sampling.allowed_token_ids == (7, 5)
+    assert sampling.bad_token_sequences == ((1, 2), (3,))
+    assert sampling.num_prompt_logprobs == 0
+    assert convert().sampling.num_prompt_logprobs is None

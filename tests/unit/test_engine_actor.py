@@ -10,6 +10,7 @@ import pytest
 from engine_service.config import SchedulerConfig
 from engine_service.engine_actor import EngineActor, RequestStream
 from engine_service.errors import (
+    DeadlineExceeded,
     EngineUnavailable,
     InternalError,
     InvalidRequest,
@@ -24,7 +25,9 @@ from engine_service.messages import (
     Failure,
     Finish,
     FinishReason,
+    FlushPrefixCache,
     Frame,
+    PrefixCacheFlushed,
     Ready,
     RequestOutput,
     RequestTiming,
@@ -63,14 +66,18 @@ class Bench:
         self.ended: list[tuple[int, FinishReason]] = []
         self.actor.core_started(self.connection, READY)
 
-    def submit(self, request_id: str = "a", n: int = 1, prompt: int = 5) -> RequestStream:
+    def submit(
+        self, request_id: str = "a", n: int = 1, prompt: int = 5, deadline_seconds: float = 0
+    ) -> RequestStream:
+        now_ns = time.monotonic_ns()
         request = AddRequest(
             request_id,
             list(range(prompt)),
             SamplingParams(),
             StoppingCriteria(max_tokens=4),
             n=n,
-            arrival_ns=time.monotonic_ns(),
+            arrival_ns=now_ns,
+            deadline_ns=now_ns + int(deadline_seconds * 1e9) if deadline_seconds else 0,
         )
         return self.actor.submit(
             request, lambda index, finish: self.ended.append((index, finish.reason))
@@ -245,6 +252,100 @@ async def test_draining_refuses_the_new_and_waits_for_the_old(bench: Bench) -> N
     assert bench.connection.sent[-1] == [Shutdown()]
 
 
+# ---------------------------------------------------------------- deadlines
+
+
+async def test_the_queue_timeout_fails_what_has_not_started() -> None:
+    bench = Bench(SchedulerConfig(queue_timeout_seconds=0.05))
+    waiting, started, left = bench.submit("a", n=2), bench.submit("b", n=2), bench.submit("c")
+    bench.answer(RequestOutput("b", 1, num_prefilled_tokens=5))
+    left.close()
+    await asyncio.sleep(0)
+    bench.connection.sent.clear()
+    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        await asyncio.wait_for(waiting.take(), 1)
+    await asyncio.sleep(0.01)
+    assert AbortRequest("a") in [c for sent in bench.connection.sent for c in sent]
+    assert AbortRequest("b") not in [c for sent in bench.connection.sent for c in sent]
+    bench.answer(RequestOutput("a", 0, finish=ABORTED), RequestOutput("a", 1, finish=ABORTED))
+    assert bench.value("vllm:request_success_total", finished_reason="error") == 2
+    assert bench.value("vllm:request_queue_time_seconds_count") == 2
+    assert [events.index for events in await started.take()] == [1]
+
+
+async def test_a_caller_that_leaves_at_its_deadline_counts_as_an_error(bench: Bench) -> None:
+    late = bench.submit("late", deadline_seconds=0.01)
+    early = bench.submit("early", deadline_seconds=60)
+    await asyncio.sleep(0.02)
+    late.close()
+    early.close()
+    bench.answer(
+        RequestOutput("late", 0, finish=ABORTED), RequestOutput("early", 0, finish=ABORTED)
+    )
+    assert bench.value("vllm:request_success_total", finished_reason="error") == 1
+    assert bench.value("vllm:request_success_total", finished_reason="abort") == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "deadline_seconds"),
+    [
+        (SchedulerConfig(max_queue_wait_seconds=0.005), 0),
+        (SchedulerConfig(queue_timeout_seconds=0.005), 0),
+        (SchedulerConfig(), 0.005),
+    ],
+)
+async def test_a_predicted_wait_that_is_too_long_is_refused(
+    limits: SchedulerConfig, deadline_seconds: float
+) -> None:
+    bench = Bench(limits)
+    bench.submit("a", n=3)
+    await asyncio.sleep(0.01)
+    bench.answer(RequestOutput("a", 0, [1]))  # one in 10 ms, two wait
+    with pytest.raises(QueueFull) as caught:
+        bench.submit("b", deadline_seconds=deadline_seconds)
+    assert caught.value.retry_after_seconds is not None
+    assert bench.value("vllm:admission_rejections_total", reason="queue_wait") == 1
+    assert bench.value("vllm:admission_rejections_total", reason="queue_full") == 0
+    bench.answer(RequestOutput("a", 1, [1]), RequestOutput("a", 2, [1]))
+    bench.submit("b", deadline_seconds=deadline_seconds)
+
+
+# ---------------------------------------------------------------- control
+
+
+async def test_flushes_are_answered_in_order(bench: Bench) -> None:
+    flushes = [asyncio.create_task(bench.actor.flush_prefix_cache()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bench.connection.sent == [[FlushPrefixCache()] * 3]
+    flushes[1].cancel()
+    await asyncio.sleep(0)
+    for num_blocks in (7, 0, 2):
+        bench.actor.prefix_cache_flushed(PrefixCacheFlushed(num_blocks, CoreStats()))
+    assert (await flushes[0], await flushes[2]) == (7, 2)
+
+
+async def test_a_flush_ends_with_the_core(bench: Bench) -> None:
+    flush = asyncio.create_task(bench.actor.flush_prefix_cache())
+    await asyncio.sleep(0)
+    bench.actor.core_lost(retry_after_seconds=1)
+    with pytest.raises(EngineUnavailable):
+        await flush
+    with pytest.raises(EngineUnavailable):
+        await bench.actor.flush_prefix_cache()
+
+
+async def test_an_answer_to_a_flush_that_has_failed_is_ignored(bench: Bench) -> None:
+    flush = asyncio.create_task(bench.actor.flush_prefix_cache())
+    await asyncio.sleep(0)
+    bench.actor.drain()
+    bench.actor.fail_all(EngineUnavailable("the engine is shutting down"))
+    bench.actor.prefix_cache_flushed(PrefixCacheFlushed(3, CoreStats(num_steps=8)))
+    with pytest.raises(EngineUnavailable):
+        await flush
+    assert bench.actor.stats.num_steps == 8
+
+
 # ---------------------------------------------------------------- metrics
 
 
@@ -262,7 +363,7 @@ async def test_metrics_of_one_request(bench: Bench) -> None:
         "inter_token_latency_seconds": 2,
         "request_time_per_output_token_seconds": 1,
         "e2e_request_latency_seconds": 2,
-        "request_queue_time_seconds": 1,
+        "request_queue_time_seconds": 2,
         "request_prefill_time_seconds": 1,
         "request_decode_time_seconds": 1,
         "request_prompt_tokens": 2,

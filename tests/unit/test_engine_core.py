@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 import torch
 
@@ -19,7 +20,9 @@ from engine_service.messages import (
     Command,
     Failure,
     FinishReason,
+    FlushPrefixCache,
     Frame,
+    PrefixCacheFlushed,
     RequestOutput,
     SamplingParams,
     Shutdown,
@@ -43,8 +46,12 @@ class Channel:
     def __init__(self) -> None:
         self.mailbox = Mailbox()
         self.frames: list[StepFrame] = []
+        self.flushes: list[PrefixCacheFlushed] = []
 
     def send(self, frame: Frame) -> None:
+        if isinstance(frame, PrefixCacheFlushed):
+            self.flushes.append(frame)
+            return
         assert isinstance(frame, StepFrame)
         self.frames.append(frame)
 
@@ -96,11 +103,11 @@ class ScriptedGrammars:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, config: CoreConfig = CONFIG) -> None:
         self.channel = Channel()
         self.runner = ScriptedRunner()
         self.grammars = ScriptedGrammars()
-        self.core = EngineCore(CONFIG, self.channel, self.runner, self.grammars)
+        self.core = EngineCore(config, self.channel, self.runner, self.grammars)
 
     def post(self, *commands: Command) -> None:
         self.channel.mailbox.put(commands)
@@ -145,6 +152,7 @@ def add(
     max_tokens: int = 3,
     n: int = 1,
     structured_output: StructuredOutput | None = None,
+    deadline_ns: int = 0,
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
@@ -154,16 +162,45 @@ def add(
         structured_output=structured_output,
         n=n,
         arrival_ns=time.monotonic_ns(),
+        deadline_ns=deadline_ns,
     )
 
 
-def test_samples_of_one_request_share_steps_and_one_frame_a_step(bench: Bench) -> None:
-    bench.post(add("a", n=2), add("b", prompt=3, max_tokens=1))
-    assert bench.steps() == 3
-    assert [len(bench.tokens("a", i)) for i in (0, 1)] == [3, 3]
-    assert bench.ends("a") == [FinishReason.LENGTH] * 2
-    assert len(bench.channel.frames) == 3
-    assert bench.channel.frames[0].num_scheduled_tokens == 13
+def test_samples_share_the_prompt_that_the_first_computes_and_one_frame_a_step(
+    bench: Bench,
+) -> None:
+    bench.post(add("a", n=3), add("b", prompt=3, max_tokens=1))
+    assert bench.steps() == 4
+    assert [len(bench.tokens("a", i)) for i in (0, 1, 2)] == [3, 3, 3]
+    assert bench.ends("a") == [FinishReason.LENGTH] * 3
+    assert [frame.num_scheduled_tokens for frame in bench.channel.frames] == [5 + 3, 3, 3, 2]
+    bench.assert_idle()
+
+
+def test_samples_share_the_lists_of_tokens(bench: Bench) -> None:
+    seen: set[int] = set()
+
+    def during(scheduler_output: SchedulerOutput) -> None:
+        seen.update(id(item.request.token_lists) for item in scheduler_output.scheduled)
+
+    bench.runner.during = during
+    bench.post(add("a", n=3))
+    bench.steps()
+    assert len(seen) == 1
+
+
+def test_after_a_flush_nobody_waits_for_the_prefix_of_another() -> None:
+    scheduler = SchedulerConfig(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    bench = Bench(msgspec.structs.replace(CONFIG, scheduler=scheduler))
+    bench.post(add("r", prompt=40), add("s", prompt=40))
+    bench.core.step()
+    assert bench.channel.frames[-1].stats.num_running == 1  # the other one waits for its prefix
+    bench.post(FlushPrefixCache())
+    bench.core.step()  # 8 tokens of each
+    assert [flush.num_blocks for flush in bench.channel.flushes] == [2]
+    assert bench.channel.frames[-1].stats.num_running == 2
+    bench.steps()
+    assert bench.tokens("r") == bench.tokens("s") == [5, 5, 5]
     bench.assert_idle()
 
 
@@ -177,7 +214,7 @@ def test_an_abort_in_the_mailbox_wins_over_its_request(bench: Bench) -> None:
 
 def test_an_abort_while_the_model_runs_emits_no_more_tokens(bench: Bench) -> None:
     def abort(step: SchedulerOutput) -> None:
-        if step.step_id == 2:
+        if step.step_id == 3:
             bench.post(add("late"), AbortRequest("late"), AbortRequest("a", (1,)))
 
     bench.runner.during = abort
@@ -302,6 +339,34 @@ def test_what_can_never_run_fails_alone(bench: Bench) -> None:
     assert huge.finish.failure is not None
     assert huge.finish.failure.reason == "CONTEXT_LENGTH_EXCEEDED"
     assert bench.ends("ok") == [FinishReason.LENGTH]
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def test_what_is_past_its_deadline_is_not_computed(bench: Bench) -> None:
+    bench.post(add("late", n=2, deadline_ns=time.monotonic_ns()), add("ok"))
+    bench.steps()
+    ends = [o.finish.failure for o in bench.channel.outputs() if o.finish and o.request_id != "ok"]
+    assert [failure.reason for failure in ends if failure] == ["DEADLINE_EXCEEDED"] * 2
+    assert bench.channel.frames[-1].stats.num_prompt_tokens == 5
+    assert bench.ends("ok") == [FinishReason.LENGTH]
+    bench.assert_idle()
+
+
+def test_a_deadline_is_kept_while_nothing_can_be_computed(bench: Bench) -> None:
+    """The request waits for its grammar, and the core sleeps."""
+    thread = running(bench)
+    deadline_ns = time.monotonic_ns() + 150_000_000
+    bench.post(add("json", structured_output=JSON, deadline_ns=deadline_ns))
+    while not bench.ends("json"):
+        assert time.monotonic_ns() < deadline_ns + 400_000_000
+        time.sleep(0.005)
+    assert time.monotonic_ns() >= deadline_ns
+    bench.channel.mailbox.close()
+    thread.join(5)
+    assert bench.grammars.released == [("json", 0)]
+    bench.assert_idle()
 
 
 # ---------------------------------------------------------------- the loop

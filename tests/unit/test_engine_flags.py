@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -19,30 +20,40 @@ from engine_service.config import (
 from engine_service.flags import build_parser, to_config
 
 FLAGS = [
+    "--admin-key",
+    "--batch-invariant",
     "--block-size",
     "--core-in-process",
     "--device",
     "--dtype",
     "--enable-prefix-caching",
     "--engine-metrics-port",
+    "--gpu-memory-utilization",
     "--grpc-host",
     "--grpc-port",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
     "--log-level",
+    "--long-prefill-token-threshold",
     "--max-model-len",
     "--max-num-batched-tokens",
     "--max-num-queued-reqs",
     "--max-num-queued-tokens",
     "--max-num-seqs",
     "--max-output-tokens",
+    "--max-queue-wait",
     "--max-samples",
     "--num-gpu-blocks-override",
     "--num-threads",
     "--otlp-traces-endpoint",
+    "--priority-aging",
+    "--priority-range",
     "--quantization",
+    "--queue-timeout",
     "--served-model-name",
     "--shutdown-timeout",
+    "--target-itl-ms",
+    "--tenant-weights",
     "--trace-dir",
     "--trace-sample-ratio",
 ]
@@ -60,6 +71,7 @@ def test_flags_reach_their_fields() -> None:
     config = parse(
         "--served-model-name=m",
         "--max-model-len=100",
+        "--batch-invariant",
         "--block-size=8",
         "--num-gpu-blocks-override=9",
         "--no-enable-prefix-caching",
@@ -73,7 +85,9 @@ def test_flags_reach_their_fields() -> None:
         "--trace-dir=/t",
         "--trace-sample-ratio=0.25",
     )
-    assert config.core.model == ModelConfig("/models/tiny", "m", max_model_len=100)
+    assert config.core.model == ModelConfig(
+        "/models/tiny", "m", max_model_len=100, batch_invariant=True
+    )
     assert config.core.cache == CacheConfig(8, num_blocks=9, enable_prefix_caching=False)
     assert config.core.scheduler == SchedulerConfig(
         max_num_seqs=3, max_num_queued_reqs=5, max_samples=4
@@ -84,9 +98,44 @@ def test_flags_reach_their_fields() -> None:
     assert config.core_in_process
 
 
+def test_the_admin_key_is_kept_as_its_digest_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hashlib.sha256(b"hunter2").digest()
+    given = parse("--admin-key=hunter2")
+    assert given.admin_key_digest == digest
+    assert "hunter2" not in repr(given)
+    monkeypatch.setenv("FIRSTTOKEN_ADMIN_KEY", "hunter2")
+    assert parse().admin_key_digest == digest
+    monkeypatch.setenv("FIRSTTOKEN_ADMIN_KEY", "")
+    assert parse().admin_key_digest == b""
+
+
+def test_flags_of_the_door() -> None:
+    limits = parse("--max-queue-wait=2.5", "--queue-timeout=9", "--priority-range=0").core.scheduler
+    assert (limits.max_queue_wait_seconds, limits.queue_timeout_seconds) == (2.5, 9)
+    assert limits.priority_range == 0
+
+
+def test_flags_of_the_policy() -> None:
+    policy = parse(
+        "--long-prefill-token-threshold=64",
+        "--target-itl-ms=40",
+        "--tenant-weights=a=2,odd=name=0.5",
+        "--priority-aging=5",
+    ).core.scheduler
+    assert (policy.long_prefill_token_threshold, policy.target_itl_ms) == (64, 40)
+    assert policy.tenant_weights == {"a": 2, "odd=name": 0.5}
+    assert policy.priority_aging_seconds == 5
+
+
 @pytest.mark.parametrize(
     "flag",
     [
+        "--target-itl-ms=0",
+        "--tenant-weights=a",
+        "--tenant-weights=a=0",
+        "--tenant-weights==2",
+        "--tenant-weights=a=1,,b=2",
+        "--priority-aging=0",
         "--grpc-port=70000",
         "--grpc-port=x",
         "--max-num-seqs=0",
@@ -95,6 +144,10 @@ def test_flags_reach_their_fields() -> None:
         "--trace-sample-ratio=nan",
         "--shutdown-timeout=-1",
         "--max-model-len=1",
+        "--admin-key=two words",
+        "--max-queue-wait=0",
+        "--queue-timeout=nan",
+        "--priority-range=-1",
         "--no-such-flag",
     ],
 )

@@ -40,11 +40,28 @@ def test_a_number_that_json_cannot_hold_is_named(data: bytes, param: str) -> Non
         b'{"a": 1}}',
         b"\xff\xfe",
         b'{"a": "\xff"}',
-        b'{"a": "\\ud800"}',
     ],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     assert refusal(data).code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "what"),
+    [
+        (b'{"prompt": "\\ud800"}', "prompt", "the text"),
+        (b'{"prompt": ["a", "b\\udc00c"]}', "prompt[1]", "the text"),
+        (b'{"a": [{"b": "\\ud800\\u0041"}]}', "a[0].b", "the text"),
+        (b'"\\ud800"', None, "the text"),
+        (b'{"a": {"\\ud800": 1}}', "a", "a name in it"),
+        (b'{"\\ud800": NaN}', None, "a name in it"),
+    ],
+)
+def test_a_lone_surrogate_is_called_one(data: bytes, param: str | None, what: str) -> None:
+    error = refusal(data)
+    assert (error.param, error.code) == (param, "invalid_json")
+    assert f"{what} holds a lone surrogate" in error.message
+    error.response()  # and the answer can be written
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

@@ -68,6 +68,12 @@ def test_bad_flags_end_with_2_and_say_which(
     assert args[0] in capsys.readouterr().err
 
 
+def test_the_usage_line_is_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert capsys.readouterr().out.startswith("usage: firsttoken facade ")
+
+
 def test_print_flags_describes_every_flag_without_loading_a_server() -> None:
     code = (
         "import sys, http_facade.__main__ as m; sys.argv = ['x', '--print-flags']; "

@@ -21,13 +21,23 @@ from clients.types import (
     TokenLogprobs,
     Usage,
 )
-from http_facade.answers import AnswerHead, WholeChoice, finite_logprob, usage_body
+from http_facade.answers import (
+    AnswerHead,
+    AnswerOptions,
+    WholeChoice,
+    finite_logprob,
+    usage_body,
+)
 from http_facade.chat_answers import ChatFormat
 from http_facade.completion_answers import CompletionFormat
 from http_facade.output_processor import ChoiceDelta, PromptProcessor, UsageCounter
+from http_facade.prompt_logprobs import PromptLogprobsCollector
+from http_facade.prompts import Prompt
 
 HEAD = AnswerHead("cmpl-1", 1, "m", "fp_1")
 TIMING = Timing(0, 0, 0, 0, 0, 1, 0, 0, 1)
+PROMPT = Prompt((1, 2))
+LOGPROBS = AnswerOptions(want_logprobs=True)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +80,7 @@ def test_a_choice_begins_once_says_its_text_and_finishes_once(tok: Tokenizer) ->
     assert "".join(delta.text for delta in deltas) == "Hello there"
     assert [d.finish_reason for d in deltas if d.finish_reason] == ["stop"]
     assert deltas[-1].finish_reason == "stop" and deltas[-1].stop_reason is None
-    assert sum(delta.num_tokens for delta in deltas) == len(ids) + 1
+    assert sum(len(delta.token_ids) for delta in deltas) == len(ids) + 1
 
 
 def test_a_choice_without_progress_or_text_still_begins(tok: Tokenizer) -> None:
@@ -94,7 +104,7 @@ def test_a_stop_string_ends_its_sample_and_tells_once_that_the_engine_runs_on(
     deltas = play(source, Delta(1, ids))
     assert "".join(delta.text for delta in deltas) == "Hello "
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", "there")
-    assert deltas[0].num_tokens == len(tok.encode("Hello there"))
+    assert len(deltas[0].token_ids) == len(tok.encode("Hello there"))
     assert source.take_stopped() == [1] and source.take_stopped() == []
     assert not source.is_finished
     # what the engine says of it until the abort arrives is no longer heard
@@ -112,9 +122,9 @@ def test_usage_adds_up_prompts_and_counts_the_prompts_cache_hits_once() -> None:
     counter = UsageCounter(prompt_tokens=12, n=2)
     for delta in (
         ChoiceDelta(0, cached_tokens=3),
-        ChoiceDelta(0, "a", num_tokens=2, cached_tokens=4),
-        ChoiceDelta(1, "b", num_tokens=1),
-        ChoiceDelta(2, "c", num_tokens=5, cached_tokens=1),
+        ChoiceDelta(0, "a", token_ids=(1, 2), cached_tokens=4),
+        ChoiceDelta(1, "b", token_ids=(1,)),
+        ChoiceDelta(2, "c", token_ids=(1, 2, 3, 4, 5), cached_tokens=1),
     ):
         counter.count(delta)
     body = usage_body(counter.usage())
@@ -128,7 +138,11 @@ def entry(
 ) -> LogprobEntry:
     raw = text if isinstance(text, bytes) else text.encode()
     alternatives = tuple(TopLogprob(0, t, t.encode(), -0.5 - i) for i, t in enumerate(top))
-    return LogprobEntry(0, raw.decode(errors="replace"), raw, logprob, alternatives, hidden)
+    return LogprobEntry(0, raw.decode(errors="replace"), raw, logprob, 1, alternatives, hidden)
+
+
+def completion_format() -> CompletionFormat:
+    return CompletionFormat(HEAD, n=1, prompts=[PROMPT], options=LOGPROBS)
 
 
 def test_offsets_are_the_same_in_a_stream_and_count_characters() -> None:
@@ -136,7 +150,7 @@ def test_offsets_are_the_same_in_a_stream_and_count_characters() -> None:
     raw = smile.encode()
     entries = [entry("ab"), entry(raw[:3]), entry(raw[3:5]), entry(raw[5:]), entry("c")]
     entries.append(entry("<eos>", hidden=True))
-    whole = CompletionFormat(HEAD, n=1, echoed=[""], want_logprobs=True).whole(
+    whole = completion_format().whole(
         [WholeChoice(0, ["ab", smile, "c"], entries, "stop")],
         usage_body(UsageCounter(1, 1).usage()),
     )
@@ -144,7 +158,7 @@ def test_offsets_are_the_same_in_a_stream_and_count_characters() -> None:
     assert logprobs is not None
     assert logprobs.text_offset == [0, 2, 3, 3, 4, 5]
 
-    streamed = CompletionFormat(HEAD, n=1, echoed=[""], want_logprobs=True)
+    streamed = completion_format()
     offsets: list[int] = []
     for one in entries:
         for chunk in streamed.chunks(ChoiceDelta(0, "x", (one,)), None):
@@ -154,7 +168,7 @@ def test_offsets_are_the_same_in_a_stream_and_count_characters() -> None:
 
 
 def test_the_chosen_token_is_reported_even_outside_the_top() -> None:
-    answer = CompletionFormat(HEAD, n=1, echoed=[""], want_logprobs=True).whole(
+    answer = completion_format().whole(
         [WholeChoice(0, ["z"], [entry("z", -9.0, top=("a", "b")), entry("a", -0.5)], "stop")],
         usage_body(UsageCounter(1, 1).usage()),
     )
@@ -166,7 +180,7 @@ def test_the_chosen_token_is_reported_even_outside_the_top() -> None:
 @pytest.mark.parametrize("value", [float("-inf"), float("nan"), float("inf")])
 def test_logprobs_are_finite_json(value: float) -> None:
     assert finite_logprob(value) == -9999.0
-    chat = ChatFormat(HEAD, want_logprobs=True)
+    chat = ChatFormat(HEAD, prompt=PROMPT, options=LOGPROBS)
     (chunk,) = chat.chunks(ChoiceDelta(0, "a", (entry("a", value),)), None)
     assert b"-9999.0" in msgspec.json.encode(chunk)
     assert finite_logprob(1e-7) == 0.0
@@ -180,3 +194,84 @@ def test_logprobs_come_with_their_text(tok: Tokenizer) -> None:
     deltas = play(source, *pieces, finished())
     entries = [one for delta in deltas for one in delta.logprobs]
     assert b"".join(one.bytes for one in entries) == "🌶".encode()
+
+
+# ---------------------------------------------------------------- the prompt's own tokens
+
+PROMPT_IDS = (504, 2281, 18)
+
+
+def told(*logprobs: float) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(one, 2, ((7, -0.1),)) for one in logprobs)
+
+
+def scoring(tok: Tokenizer, *, n: int = 1, prompt_only: bool = False) -> PromptProcessor:
+    collector = PromptLogprobsCollector(PROMPT_IDS, tok, ())
+    return PromptProcessor(
+        0,
+        n,
+        lambda: TextStream(tok),
+        frozenset(),
+        prompt_logprobs=collector,
+        prompt_only=prompt_only,
+    )
+
+
+def test_no_choice_begins_before_the_prompts_logprobs_are_here(tok: Tokenizer) -> None:
+    source = scoring(tok, n=2)
+    early = play(
+        source,
+        PrefillProgress(1, 3, 3, 0),
+        Delta(1, (28,)),
+        PrefillProgress(0, 3, 1, 0, told(-1.5)),
+    )
+    assert early == []
+    deltas = play(source, PrefillProgress(0, 3, 3, 0, told(-2.5)), Delta(0, (29,)))
+    begins = [delta for delta in deltas if delta.begins]
+    assert sorted(delta.index for delta in begins) == [0, 1]
+    for delta in begins:
+        assert delta.prompt_logprobs is not None
+        assert delta.prompt_logprobs.first.token == tok.token_text(PROMPT_IDS[0])
+        assert [entry.logprob for entry in delta.prompt_logprobs.rest] == [-1.5, -2.5]
+        assert [entry.token_id for entry in delta.prompt_logprobs.rest] == list(PROMPT_IDS[1:])
+    assert [d.token_ids for d in deltas if d.token_ids] == [(28,), (29,)]
+
+
+def test_an_abort_is_told_though_logprobs_are_missing(tok: Tokenizer) -> None:
+    with pytest.raises(EngineUnavailable):
+        play(scoring(tok), finished(reason=FinishReason.ABORT))
+
+
+def test_a_prompt_alone_ends_when_it_is_computed(tok: Tokenizer) -> None:
+    source = scoring(tok, prompt_only=True)
+    assert play(source, PrefillProgress(0, 3, 2, 0, told(-1.0))) == []
+    deltas = play(source, PrefillProgress(0, 3, 3, 0, told(-2.0)), Delta(0, (28,)))
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
+    assert [delta.begins for delta in deltas].count(True) == 1
+    assert not any(delta.token_ids or delta.text for delta in deltas)
+    assert source.is_finished
+
+
+def test_an_echoed_prompt_opens_the_logprobs(tok: Tokenizer) -> None:
+    source = scoring(tok)
+    deltas = play(source, PrefillProgress(0, 3, 3, 0, told(-1.0, float("-inf"))), finished())
+    options = AnswerOptions(want_logprobs=True, num_echo_logprobs=0, num_prompt_logprobs=1)
+    echoed = Prompt(PROMPT_IDS, tok.decode(PROMPT_IDS))
+    whole = WholeChoice(0)
+    for delta in deltas:
+        whole.add(delta)
+    answer = CompletionFormat(HEAD, n=1, prompts=[echoed], options=options).whole(
+        [whole], usage_body(UsageCounter(3, 1).usage())
+    )
+    (choice,) = answer.choices
+    assert choice.text == echoed.text
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [None, -1.0, -9999.0]
+    tokens = [tok.token_text(token_id) for token_id in PROMPT_IDS]
+    assert choice.logprobs.tokens == tokens
+    assert choice.logprobs.top_logprobs == [None, {tokens[1]: -1.0}, {tokens[2]: -9999.0}]
+    assert choice.logprobs.text_offset == [0, len(tokens[0]), len(tokens[0] + tokens[1])]
+    body = msgspec.to_builtins(choice.prompt_logprobs)
+    assert body[0] is None
+    assert body[1][7] == {"logprob": -0.1, "rank": 1, "decoded_token": tok.token_text(7)}
+    assert body[1][PROMPT_IDS[1]]["rank"] == 2

@@ -74,10 +74,33 @@ def test_contradictions_of_chat_are_named(param: str, fields: dict[str, Any]) ->
     assert caught.value.param == param
 
 
-def test_echo_with_logprobs_is_refused() -> None:
+def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    plan = completion(echo=True, logprobs=2)
+    assert (plan.num_logprobs, plan.num_prompt_logprobs) == (2, 2)
+    assert completion(logprobs=2).num_prompt_logprobs is None
+    assert completion(echo=True).num_prompt_logprobs is None
+    both = completion(echo=True, logprobs=0, prompt_logprobs=7)
+    assert (both.answer.num_echo_logprobs, both.answer.num_prompt_logprobs) == (0, 7)
+    assert both.num_prompt_logprobs == 7
+    assert chat(prompt_logprobs=0).num_prompt_logprobs == 0
+
+
+def test_no_tokens_at_all_are_for_an_echo() -> None:
+    plan = completion(max_tokens=0, echo=True)
+    assert plan.text.prompt_only and plan.stopping.max_tokens == 1  # the engine knows no zero
+    assert not completion(max_tokens=1, echo=True).text.prompt_only
     with pytest.raises(ApiError) as caught:
-        completion(echo=True, logprobs=0)
-    assert caught.value.param == "echo"
+        completion(max_tokens=0)
+    assert caught.value.param == "max_tokens"
+
+
+def test_token_constraints_reach_the_engine() -> None:
+    for plan in (chat, completion):
+        sampling = plan(allowed_token_ids=[5, 999]).sampling
+        assert tuple(sampling.allowed_token_ids) == (5, 999)
+        with pytest.raises(ApiError) as caught:
+            plan(allowed_token_ids=[1000])
+        assert caught.value.param == "allowed_token_ids"
 
 
 def test_limits_of_tokens_have_two_names_and_one_default_per_endpoint() -> None:

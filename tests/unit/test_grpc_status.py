@@ -49,3 +49,11 @@ def test_a_retry_hint() -> None:
     assert rich.details[1].Unpack(retry)
     assert retry.retry_delay.ToMilliseconds() == 1_250
     assert len(rich.details) == 2
+
+
+@pytest.mark.parametrize("text", ["x" * 9000, "\u20ac" * 9000, "\ud800" * 9000])
+def test_whatever_a_caller_wrote_the_status_gets_through(text: str) -> None:
+    status, _ = details(InvalidRequest(text, field=text))
+    assert status.code is grpc.StatusCode.INVALID_ARGUMENT
+    ((_, value),) = status.trailing_metadata
+    assert 3 * len(status.details.encode()) + 4 / 3 * len(value) < 8 * 1024  # gRPC's soft limit

@@ -38,7 +38,7 @@ NEVER_IMPORTS = {
     "http_facade": {"torch", "transformers", "xgrammar", "grpc", "google"},
 }
 # Plain bookkeeping: any test may run them, in milliseconds.
-BOOKKEEPING = ("scheduler", "kv_cache_manager", "block_pool", "request")
+BOOKKEEPING = ("scheduler", "simulate", "kv_cache_manager", "block_pool", "request")
 
 # Package, or part of one: the extras beside the base that bring what it imports.
 EXTRAS = {

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig
-from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
+from engine_service.kv_cache_pool import allocate_kv_cache, cuda_bytes, plan_kv_cache
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_error import ModelError
 from engine_service.model_runner import ModelRunner
 from engine_service.models.config import DecoderConfig, read_config
 from engine_service.request import Request
-from engine_service.scheduler_output import ScheduledRequest, SchedulerOutput
+from engine_service.scheduler_output import BlockCopy, ScheduledRequest, SchedulerOutput
+from kernels.reference.linear import linear
 from tests.conftest import MakeTinyModel
 
 CPU = torch.device("cpu")
@@ -68,6 +70,17 @@ def test_a_chunk_that_stops_short_samples_nothing(runner: ModelRunner) -> None:
     assert step(runner, share("a", tokens, [5, 3, 4], 0, 17)) == {}
     assert step(runner, share("a", tokens, [5, 3, 4], 17, 22)) == {}
     assert step(runner, share("a", tokens, [5, 3, 4], 39)) == whole
+
+
+def test_blocks_are_copied_before_the_step(runner: ModelRunner) -> None:
+    """One request goes on in a copy of another's block while that one writes on in its own."""
+    tokens, others = list(range(200, 224)), [*range(200, 220), 7, 8]
+    alone = step(runner, share("a", tokens, [0, 1])) | step(runner, share("b", others, [2, 3]))
+    step(runner, share("a", tokens, [4, 5], 0, 20))
+    shares = [share("a", tokens, [4, 5], 20), share("b", others, [4, 6], 20)]
+    copies = [BlockCopy(source=5, destination=6)]
+    result = runner.execute_model(SchedulerOutput(2, shares, 6, copies), None)
+    assert {key[0]: token for key, token in result.sampled_token_ids.items()} == alone
 
 
 def test_a_step_without_requests_is_empty(runner: ModelRunner) -> None:
@@ -155,6 +168,18 @@ def test_bad_settings_are_model_errors(
         ModelRunner(core_config(model_dir, **{field: value}))
 
 
+def test_batch_invariance_that_cannot_be_had_is_a_model_error(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def depends_on_the_place(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        places_T1 = torch.arange(x_TI.shape[0], dtype=x_TI.dtype).unsqueeze(1)
+        return linear(x_TI, weight_OI, bias_O) + places_T1
+
+    monkeypatch.setattr("kernels.reference.batch_invariant.linear", depends_on_the_place)
+    with pytest.raises(ModelError, match="batch_invariant cannot be had on this machine"):
+        ModelRunner(core_config(model_dir, batch_invariant=True))
+
+
 @pytest.mark.parametrize(
     ("cache", "asked", "blocks", "max_model_len"),
     [
@@ -169,21 +194,32 @@ def test_bad_settings_are_model_errors(
 def test_pool_and_context_arithmetic(
     model_dir: Path, cache: CacheConfig, asked: int | None, blocks: int, max_model_len: int
 ) -> None:
-    plan = plan_kv_cache(read_config(model_dir), cache, asked, torch.float32, CPU)
+    plan = plan_kv_cache(read_config(model_dir), cache, asked, torch.float32, CPU, 2**30)
     assert plan.bytes_per_block == BLOCK_BYTES
     assert (plan.num_blocks, plan.max_model_len) == (blocks, max_model_len)
-    assert f"{blocks} blocks x 16 tokens" in str(plan)
+    assert f"Weights: 1.00 GiB. KV cache: {blocks} blocks x 16 tokens" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "weight_gb", "utilization", "left_gb"),
+    [(80, 16, 0.9, 56), (50, 16, 0.9, 26), (80, 16, 0.5, 24), (80, 79, 0.9, 0)],
+)
+def test_a_gpu_gives_what_others_and_weights_leave(
+    free_gb: int, weight_gb: int, utilization: float, left_gb: int
+) -> None:
+    gb = 10**9
+    assert cuda_bytes(80 * gb, free_gb * gb, weight_gb * gb, utilization) == left_gb * gb
 
 
 def test_the_default_pool_is_bounded(model_dir: Path) -> None:
-    plan = plan_kv_cache(read_config(model_dir), CacheConfig(), None, torch.float32, CPU)
+    plan = plan_kv_cache(read_config(model_dir), CacheConfig(), None, torch.float32, CPU, 0)
     assert 0 < plan.num_blocks * BLOCK_BYTES <= 2 * 1024**3
 
 
 def test_a_pool_without_a_block_is_refused(model_dir: Path) -> None:
     for cache in (CacheConfig(num_blocks=0), CacheConfig(kv_cache_memory_bytes=BLOCK_BYTES - 1)):
         with pytest.raises(ModelError, match="no room for one block"):
-            plan_kv_cache(read_config(model_dir), cache, None, torch.float32, CPU)
+            plan_kv_cache(read_config(model_dir), cache, None, torch.float32, CPU, 0)
 
 
 def resident_bytes() -> int:
@@ -195,7 +231,7 @@ def test_the_pool_is_not_resident_before_use(model_dir: Path) -> None:
     config: DecoderConfig = read_config(model_dir)
     num_bytes = 1024**3
     cache = CacheConfig(kv_cache_memory_bytes=num_bytes)
-    plan = plan_kv_cache(config, cache, None, torch.float32, CPU)
+    plan = plan_kv_cache(config, cache, None, torch.float32, CPU, 0)
     before = resident_bytes()
     pool = allocate_kv_cache(config, plan, torch.float32, CPU)
     assert pool.nbytes > num_bytes * 0.99

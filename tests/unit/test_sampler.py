@@ -151,6 +151,16 @@ def test_what_is_filtered_is_never_drawn_and_the_rest_can_be(params: SamplingPar
     assert len(seen) > min(len(allowed), 400) * 0.6
 
 
+def test_a_neighbours_wide_top_k_changes_no_nucleus() -> None:
+    logits = random_logits(2, scale=1.0)
+    nucleus = SamplingParams(temperature=2.0, seed=9, top_p=0.5)
+    wide = SamplingParams(temperature=2.0, seed=9, top_k=900)
+    for index in range(200):
+        mine = request(nucleus, index=index)
+        alone = token_of(sample(logits[:1], [mine]))
+        assert sample(logits, [mine, request(wide)])[0].token_id == alone
+
+
 def test_top_k_keeps_equals_of_the_last_one_together() -> None:
     logits = torch.full((VOCAB,), -50.0)
     logits[[10, 20, 30]] = 1.0
@@ -252,6 +262,67 @@ def test_min_tokens_masks_every_end_until_reached(ends: dict[str, tuple[int, ...
     assert token(logits, GREEDY, stopping=stopping, output=(40, 40)) == 2
 
 
+def test_counting_as_the_text_grows_equals_counting_it_whole() -> None:
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.2
+    )
+    logits = random_logits(scale=1.0)
+    made = request(params, prompt=(3, 3, 9))
+    generator = torch.Generator().manual_seed(4)
+    for step in range(60):
+        expected = logits[0].double()
+        for token_id in {*made.token_ids}:
+            value = expected[token_id]
+            expected[token_id] = value / 1.3 if value > 0 else value * 1.3
+            count = made.output_token_ids.count(token_id)
+            expected[token_id] -= 0.3 * count + 0.2 * (count > 0)
+        (got,) = sample(logits, [made])
+        assert got.token_id == int(expected.argmax()), step
+        made.append_output(int(torch.randint(30, (1,), generator=generator)))
+
+
+def test_penalties_of_each_row_are_its_own() -> None:
+    logits = random_logits(4, scale=1.0)
+    kinds = [
+        SamplingParams(temperature=0.0, repetition_penalty=1.9),
+        GREEDY,
+        SamplingParams(temperature=0.0, presence_penalty=2.0),
+        SamplingParams(temperature=0.0, frequency_penalty=-2.0),
+    ]
+    best = logits.topk(3).indices.tolist()
+    requests = [
+        request(params, prompt=(ids[0],), output=(ids[0], ids[1]))
+        for params, ids in zip(kinds, best, strict=True)
+    ]
+    alone = [token_of(sample(logits[i : i + 1], [r])) for i, r in enumerate(requests)]
+    assert [s.token_id for s in sample(logits, requests)] == alone
+    assert alone[1] == best[1][0]
+
+
+def test_only_allowed_tokens_are_left() -> None:
+    logits = random_logits(2)
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(900, 3, 17))
+    got = sample(logits, [request(params), request()])
+    assert got[0].token_id == max((900, 3, 17), key=lambda i: float(logits[0, i]))
+    assert got[1].token_id == int(logits[1].argmax())
+    hot = SamplingParams(temperature=2.0, allowed_token_ids=(900, 3, 17))
+    assert set(draws(logits[0], hot, 200)) == {900, 3, 17}
+
+
+def test_a_bad_sequence_is_never_completed() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[10, 11, 12]] = torch.tensor([5.0, 4.0, 3.0])
+    bad = SamplingParams(temperature=0.0, bad_token_sequences=((10,), (7, 8, 11)))
+    assert token(logits, bad) == 11
+    assert token(logits, bad, output=(7, 8)) == 12
+    assert token(logits, bad, output=(1, 7, 8)) == 12
+    assert token(logits, bad, output=(8,)) == 11
+    assert token(logits, bad, output=(7, 8, 9)) == 11
+    assert token(logits, bad, prompt=(7, 8)) == 11  # what was asked is not what is said
+    got = sample(logits.repeat(2, 1), [request(bad), request()])
+    assert [s.token_id for s in got] == [11, 10]
+
+
 def bitmask(rows: list[int], allowed: list[set[int]]) -> GrammarBitmask:
     words = torch.zeros(len(rows), -(-VOCAB // 32), dtype=torch.int32)
     for row, ids in enumerate(allowed):
@@ -275,6 +346,16 @@ def test_min_tokens_gives_way_where_the_grammar_allows_only_an_end() -> None:
     made = request(stopping=stopping)
     assert sample(random_logits(), [made], bitmask([0], [{2}]))[0].token_id == 2
     assert sample(random_logits(), [made], bitmask([0], [{2, 7}]))[0].token_id == 7
+
+
+def test_min_tokens_gives_way_in_its_own_row_only() -> None:
+    stopping = StoppingCriteria(max_tokens=9, min_tokens=5, eos_token_ids=(2,))
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 2] = 9.0
+    logits[:, 8] = 1.0
+    only_end = SamplingParams(temperature=0.0, allowed_token_ids=(2,))
+    got = sample(logits, [request(only_end, stopping=stopping), request(stopping=stopping)])
+    assert [s.token_id for s in got] == [2, 8]
 
 
 # ---------------------------------------------------------------- failures
@@ -306,6 +387,7 @@ def test_a_row_without_an_allowed_token_fails_alone() -> None:
         bitmask([0], [set()]),
     )
     assert got[0].failure is not None
+    assert got[0].failure.reason == "INVALID_VALUE"  # the caller's doing, not a fault of ours
     assert got[1].failure is None
 
 

@@ -78,6 +78,14 @@ def test_a_streams_events() -> None:
     assert events.num_output_tokens == 4
 
 
+def test_prompt_logprobs_travel_with_the_progress() -> None:
+    told = [TokenLogprobs(-0.5, 2, [3], [-0.25]), TokenLogprobs(-1.5, 9, [4], [-0.125])]
+    sample = SampleEvents(0, num_prefilled_tokens=3, prompt_logprobs=told)
+    (event,) = builder().events(sample)
+    assert [one.logprob for one in event.prefill_progress.prompt_logprobs] == [-0.5, -1.5]
+    assert list(event.prefill_progress.prompt_logprobs[1].top_token_ids) == [4]
+
+
 def test_an_absent_stop_token_stays_absent() -> None:
     (event,) = builder().events(SampleEvents(0, finish=Finish(FinishReason.LENGTH, TIMING)))
     assert event.finished.reason == pb.FINISH_REASON_LENGTH

@@ -12,12 +12,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine_service import structured_output
+from engine_service import grammar_compiler, structured_output
 from engine_service.errors import InternalError
 from engine_service.messages import Failure, SamplingParams, StoppingCriteria, StructuredOutput
 from engine_service.model_error import ModelError
 from engine_service.request import Request, RequestKey
+from engine_service.sampler import sample_tokens
 from engine_service.structured_output import StructuredOutputManager
+from kernels.ops import reference_ops
 
 VOCAB = 49152
 PADDED = VOCAB + 40  # a vocabulary padded beyond its tokenizer, no multiple of 32
@@ -257,6 +259,39 @@ def test_release_before_the_grammar_is_there_leaves_nothing(
     assert all(key != gone for key, _ in manager.poll())
 
 
+def test_what_nobody_awaits_any_more_is_not_compiled(
+    embedded_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three grammars wait behind one: given up, kept by one of two, and given up and back."""
+    begun, go_on = threading.Event(), threading.Event()
+    checked: list[str] = []
+
+    def check(source: str) -> None:
+        checked.append(source)
+        begun.set()
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(grammar_compiler, "check_schema", check)
+    woken = Wakeup()
+    manager = StructuredOutputManager(embedded_model_dir, VOCAB, (EOS,), woken)
+    first, unwanted, shared, again = (schema({"enum": [f"waits {i}"]}) for i in range(4))
+    manager.submit(("first", 0), first)
+    assert begun.wait(20)
+    for key, spec in [("u", unwanted), ("s", shared), ("s2", shared), ("a", again)]:
+        manager.submit((key, 0), spec)
+    for key in ["first", "u", "s", "a"]:  # the first has begun: it goes on
+        manager.release((key, 0))
+    manager.submit(("a2", 0), again)
+    manager.submit(("late", 0), first)
+    go_on.set()
+    news: list[tuple[RequestKey, Failure | None]] = []
+    while len(news) < 3:
+        woken.wait()
+        news += manager.poll()
+    assert news == [(("late", 0), None), (("s2", 0), None), (("a2", 0), None)]
+    assert checked == [first.source, shared.source, again.source]
+
+
 def test_an_unknown_kind_is_a_failure(manager: StructuredOutputManager, wakeup: Wakeup) -> None:
     failure = ready(manager, wakeup, StructuredOutput("poem", "x"))
     assert failure is not None
@@ -309,3 +344,23 @@ def test_a_broken_tokenizer_is_a_model_error(tmp_path: Path) -> None:
         StructuredOutputManager(tmp_path, VOCAB, (EOS,), Wakeup())
     with pytest.raises(ModelError):
         StructuredOutputManager(tmp_path / "nowhere", VOCAB, (EOS,), Wakeup())
+
+
+def test_a_grammar_without_a_way_on_fails_its_request_by_field(
+    manager: StructuredOutputManager, wakeup: Wakeup, tokenizer: Tokenizer
+) -> None:
+    dead_end = {
+        "properties": {"a": {"type": "string", "pattern": r"x[^\s\S]"}},
+        "required": ["a"],
+    }
+    assert ready(manager, wakeup, schema(dead_end)) is None
+    for token_id in tokenizer.encode('{"a": "x', add_special_tokens=False).ids:
+        manager.accept(KEY, token_id)
+    neighbour = request(("other", 0))
+    bitmask = manager.fill_bitmask([request(), neighbour])
+    stuck, sound = sample_tokens(
+        torch.zeros(2, PADDED), [request(), neighbour], bitmask, reference_ops()
+    )
+    assert stuck.failure is not None
+    assert (stuck.failure.reason, stuck.failure.field) == ("INVALID_VALUE", "structured_output")
+    assert sound.failure is None

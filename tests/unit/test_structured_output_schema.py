@@ -36,7 +36,8 @@ LINKED_LIST = {
         True,
         {"type": "object"},
         {"type": ["string", "null"]},
-        {"type": "string", "pattern": "^[a-z]{1,20}(?:x|y)$", "minLength": 1, "maxLength": 1},
+        {"type": "string", "pattern": "^[a-z]{1,20}(?:x|y)$"},
+        {"type": "string", "minLength": 1, "maxLength": 1},
         {"type": "array", "prefixItems": [], "minItems": 0, "maxItems": 0},
         {"properties": {"type": {"type": "string"}, "$ref": {"type": "string"}}},
         {"enum": [{"type": "notatype"}, {"$ref": 5}]},  # values, not schemas
@@ -102,6 +103,17 @@ def test_unsound_schemas_are_refused_by_place(text: str, place: str, reason: str
     assert caught.value.field == "structured_output.json_schema"
     assert caught.value.message.startswith(f"{place}: ")
     assert reason in caught.value.message
+
+
+def test_a_chain_of_references_is_followed_once() -> None:
+    links = 1900
+    defs: dict[str, object] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(links)}
+    start = time.process_time()
+    check_schema(json.dumps({"$ref": "#/$defs/d0", "$defs": {**defs, f"d{links}": {}}}))
+    assert time.process_time() - start < 1.0
+    defs[f"d{links}"] = {"$ref": f"#/$defs/d{links - 1}"}
+    with pytest.raises(InvalidRequest, match="refers to itself"):
+        check_schema(json.dumps({"properties": {"a": {"type": "null"}}, "$defs": defs}))
 
 
 @pytest.mark.parametrize(

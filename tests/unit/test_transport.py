@@ -13,9 +13,13 @@ from engine_service.messages import (
     AddRequest,
     Command,
     CoreStats,
+    Failure,
+    Finish,
+    FinishReason,
     Frame,
     Ready,
     RequestOutput,
+    RequestTiming,
     SamplingParams,
     Shutdown,
     StepFrame,
@@ -168,3 +172,27 @@ async def test_the_core_hanging_up_is_the_end_of_frames_even_inside_one() -> Non
 def test_commands_survive_the_wire_exactly() -> None:
     commands: list[Command] = [add("a"), AbortRequest("b", (3,)), Shutdown()]
     assert decode_commands(encode_frame(commands)) == commands
+
+
+async def test_a_frame_that_cannot_be_written_ends_the_core_at_once() -> None:
+    channel, connection = await socket_pair()
+    broken = Failure("INVALID_VALUE", "half of a pair: \ud800")
+    finish = Finish(FinishReason.ERROR, RequestTiming(1), failure=broken)
+    channel.send(StepFrame(1, 1, 2, 3, [RequestOutput("r", 0, finish=finish)], CoreStats()))
+    async with asyncio.timeout(5):
+        assert await connection.receive() is None
+        assert await asyncio.to_thread(channel.mailbox.wait, 5)
+    assert channel.mailbox.closed
+    await connection.close()
+    await asyncio.to_thread(channel.close)
+
+
+async def test_commands_that_cannot_be_read_end_the_core_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    channel, connection = SocketChannel(theirs), await SocketConnection.open(ours)
+    ours.send(b"\x01\x00\x00\x00\xc1")  # no msgpack
+    async with asyncio.timeout(5):
+        assert await connection.receive() is None
+    assert channel.mailbox.closed
+    await connection.close()
+    await asyncio.to_thread(channel.close)
