@@ -20,6 +20,7 @@ usage: firsttoken COMMAND [arguments]
   engine [MODEL]             the engine alone (gRPC)
   facade --engine HOST:PORT  an HTTP facade alone, in front of a running engine
   models                     the imported models and where they lie
+  control flush|drain --engine HOST:PORT  forget cached prefixes, or let the engine finish and end
 
 `firsttoken COMMAND --help` lists the flags; `firsttoken --version` prints the version."""
 
@@ -43,10 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from clients.launch.serve import serve  # asyncio and more, which the others do not need
 
         return serve(rest)
+    if command == "control":
+        from clients.control import control  # gRPC
+
+        return control(rest)
     if command in _MODULES:
         replacement = module_command(*_MODULES[command], *rest)
         os.execv(replacement[0], replacement)
-    close = difflib.get_close_matches(command, ["serve", *_MODULES], n=1)
+    close = difflib.get_close_matches(command, ["serve", "control", *_MODULES], n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     print(f"firsttoken: there is no command {command}.{hint}\n\n{_USAGE}", file=sys.stderr)
     return 2

@@ -33,6 +33,7 @@ Metadata = tuple[tuple[str, str], ...]
 class Stubs:
     channel: grpc.aio.Channel
     engine: engine_pb2_grpc.EngineAsyncStub
+    control: engine_pb2_grpc.ControlAsyncStub
     health_check: grpc.aio.UnaryUnaryMultiCallable[
         health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
     ]
@@ -65,6 +66,7 @@ class Connection:
             self._stubs = Stubs(
                 channel=channel,
                 engine=engine_pb2_grpc.EngineStub(channel),
+                control=engine_pb2_grpc.ControlStub(channel),
                 health_check=health.Check,
                 health_watch=health.Watch,
             )
@@ -85,8 +87,11 @@ class Connection:
         span: RpcSpan | None = None,
         request_id: str = "",
         timeout: float | None = None,
+        as_admin: bool = False,
     ) -> ResponseT:
-        call = method(request, timeout=timeout, metadata=self._metadata(span, request_id))
+        """`as_admin`: with the admin key in place of the token."""
+        metadata = self._metadata(span, request_id, as_admin=as_admin)
+        call = method(request, timeout=timeout, metadata=metadata)
         code = grpc.StatusCode.CANCELLED
         try:
             response = await call
@@ -116,20 +121,22 @@ class Connection:
         call = method(request, timeout=timeout, metadata=self._metadata(span, request_id))
         return StreamCall(call, span, request_id)
 
-    def _metadata(self, span: RpcSpan | None, request_id: str) -> Metadata:
+    def _metadata(
+        self, span: RpcSpan | None, request_id: str, *, as_admin: bool = False
+    ) -> Metadata:
         metadata: Metadata = () if span is None else span.metadata
         if request_id:
             metadata += (("x-request-id", request_id),)
         try:
-            return metadata + self._authorization()
+            return metadata + self._authorization(as_admin=as_admin)
         except BaseException:
             if span is not None:
                 span.end(grpc.StatusCode.UNAUTHENTICATED)
             raise
 
-    def _authorization(self) -> Metadata:
+    def _authorization(self, *, as_admin: bool) -> Metadata:
         """Asks for the token each time: its provider may have a newer one."""
-        token = self.options.token
+        token = self.options.admin_key if as_admin else self.options.token
         if token is None:
             return ()
         return (("authorization", _bearer(token if isinstance(token, str) else token())),)

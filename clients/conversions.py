@@ -59,6 +59,9 @@ def request_to_proto(request: GenerateRequest, request_id: str) -> engine_pb2.Ge
         message.structured_output.CopyFrom(_structured_output_to_proto(request.structured_output))
     if request.num_logprobs is not None:
         _carried("num_logprobs", setattr, message.response, "logprobs", request.num_logprobs)
+    if request.num_prompt_logprobs is not None:
+        number = request.num_prompt_logprobs
+        _carried("num_prompt_logprobs", setattr, message.response, "prompt_logprobs", number)
     if request.cache_salt:
         _carried("cache_salt", setattr, message.kv, "cache_salt", request.cache_salt)
     if request.priority is not None:
@@ -87,6 +90,12 @@ def _sampling_to_proto(sampling: SamplingParams) -> engine_pb2.SamplingParams:
         ),
     )
     _carried("sampling.logit_bias", message.logit_bias.update, sampling.logit_bias)
+    _carried(
+        "sampling.allowed_token_ids", message.allowed_token_ids.extend, sampling.allowed_token_ids
+    )
+    for token_ids in sampling.bad_token_sequences:
+        sequence = message.bad_token_sequences.add()
+        _carried("sampling.bad_token_sequences", sequence.ids.extend, token_ids)
     return message
 
 
@@ -177,6 +186,7 @@ def event_from_proto(message: engine_pb2.GenerateEvent) -> GenerateEvent | None:
                 prompt_tokens=progress.prompt_tokens,
                 computed_tokens=progress.computed_tokens,
                 cached_tokens=progress.cached_tokens,
+                prompt_logprobs=tuple(map(_logprobs_from_proto, progress.prompt_logprobs)),
             )
         case "finished":
             return _finished_from_proto(message.index, message.finished)
@@ -253,6 +263,8 @@ def model_info_from_proto(message: engine_pb2.ModelInfo) -> ModelInfo:
         max_output_tokens=message.max_output_tokens,
         max_samples=message.max_samples,
         created_unix_seconds=message.created_unix_seconds,
+        max_queued_samples=message.max_queued_samples,
+        max_queued_tokens=message.max_queued_tokens,
     )
 
 
@@ -272,6 +284,7 @@ def server_info_from_proto(message: engine_pb2.ServerInfo) -> ServerInfo:
         start_unix_nanos=message.start_unix_nanos,
         core_starts=message.core_starts,
         core_pid=message.core_pid,
+        batch_invariant=message.batch_invariant,
     )
 
 

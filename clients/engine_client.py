@@ -21,7 +21,7 @@ from clients.errors import CallCancelled, EngineUnavailable
 from clients.generate_stream import GenerateStream
 from clients.options import ClientOptions
 from clients.retry import Deadline, RetryPolicy, retrying
-from clients.rpc_span import RpcSpan
+from clients.rpc_span import CONTROL, RpcSpan
 from clients.tokenizer_fetch import read_tokenizer
 from clients.types import GenerateRequest, LoadReport, ModelInfo, ServerInfo, TokenizerBundle
 from protos import engine_pb2
@@ -159,6 +159,38 @@ class EngineClient:
         Reconnects by itself; an engine out of reach, or silent for `silence_seconds`, is False.
         """
         return health.watch_health(self._connection)
+
+    # ------------------------------------------------------------ control, with the admin key
+
+    async def flush_prefix_cache(self) -> int:
+        """Forgets every cached prefix; returns how many blocks held one.
+
+        PermissionDenied without the admin key of `ClientOptions`.
+        """
+        response = await self._retried(
+            lambda timeout: self._connection.call(
+                self._connection.stubs.control.FlushPrefixCache,
+                engine_pb2.FlushPrefixCacheRequest(),
+                span=RpcSpan.inside_trace("FlushPrefixCache", service=CONTROL),
+                timeout=timeout,
+                as_admin=True,
+            )
+        )
+        return response.num_blocks
+
+    async def drain(self) -> int:
+        """The engine takes nothing new and ends when what runs is done, or the grace is over;
+        returns the number of live requests. PermissionDenied as `flush_prefix_cache`."""
+        response = await self._retried(
+            lambda timeout: self._connection.call(
+                self._connection.stubs.control.Drain,
+                engine_pb2.DrainRequest(),
+                span=RpcSpan.inside_trace("Drain", service=CONTROL),
+                timeout=timeout,
+                as_admin=True,
+            )
+        )
+        return response.num_requests
 
     # ------------------------------------------------------------ life
 

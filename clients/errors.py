@@ -12,7 +12,8 @@
     ├── TokenizerStale           fetch the tokenizer again (FAILED_PRECONDITION)
     ├── EngineUnavailable        dead, loading, draining or out of reach (UNAVAILABLE)
     ├── DeadlineExceeded         the call's deadline passed (DEADLINE_EXCEEDED)
-    ├── Unauthenticated          (UNAUTHENTICATED, PERMISSION_DENIED)
+    ├── Unauthenticated          (UNAUTHENTICATED)
+    ├── PermissionDenied         Control needs the admin key (PERMISSION_DENIED)
     ├── CallCancelled            this side closed the stream or the client while it was read
     └── InternalError            a fault of the engine (INTERNAL and anything unknown)
 
@@ -95,6 +96,10 @@ class DeadlineExceeded(EngineClientError):
 
 
 class Unauthenticated(EngineClientError):
+    pass
+
+
+class PermissionDenied(EngineClientError):
     pass
 
 

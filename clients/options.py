@@ -25,6 +25,7 @@ class ClientOptions:
     """Keepalive agrees with the server, which accepts a ping every 10 s without calls."""
 
     token: str | Callable[[], str] | None = field(default=None, repr=False)  # or who provides it
+    admin_key: str | Callable[[], str] | None = field(default=None, repr=False)  # for Control
     tls: TlsOptions | None = None  # None: plain text
     max_attempts: int = 3  # of one call, before it is accepted; 1: no retries
     initial_backoff_seconds: float = 0.1  # doubles with each attempt, jittered

@@ -15,7 +15,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from traces import names
 from traces.propagation import inject
 
-SERVICE = "firsttoken.v1.Engine"
+ENGINE = "firsttoken.v1.Engine"
+CONTROL = "firsttoken.v1.Control"
 
 _tracer = trace.get_tracer("firsttoken.clients")
 
@@ -23,27 +24,29 @@ _tracer = trace.get_tracer("firsttoken.clients")
 class RpcSpan:
     """Ends exactly once, with the status of the rpc."""
 
-    def __init__(self, method: str, parent: Context, *, request_id: str = "") -> None:
+    def __init__(
+        self, method: str, parent: Context, *, request_id: str = "", service: str = ENGINE
+    ) -> None:
         attributes = {
             names.RPC_SYSTEM: "grpc",
-            names.RPC_SERVICE: SERVICE,
+            names.RPC_SERVICE: service,
             names.RPC_METHOD: method,
         }
         if request_id:
             attributes[names.REQUEST_ID] = request_id
         self._span = _tracer.start_span(
-            f"{SERVICE}/{method}", context=parent, kind=SpanKind.CLIENT, attributes=attributes
+            f"{service}/{method}", context=parent, kind=SpanKind.CLIENT, attributes=attributes
         )
         self.metadata = inject(trace.set_span_in_context(self._span, parent))
         self._ended = False
 
     @classmethod
-    def inside_trace(cls, method: str) -> RpcSpan | None:
+    def inside_trace(cls, method: str, *, service: str = ENGINE) -> RpcSpan | None:
         """For calls about the engine: they belong to a trace that is there, and start none."""
         parent = otel_context.get_current()
         if not trace.get_current_span(parent).get_span_context().is_valid:
             return None
-        return cls(method, parent)
+        return cls(method, parent, service=service)
 
     def end(self, code: grpc.StatusCode, *, is_error: bool = True) -> None:
         """`is_error=False` for a stream that was left on purpose, its work done."""

@@ -1,7 +1,9 @@
 """From the status of a failed rpc to a typed error.
 
 The type is chosen by `ErrorInfo.reason` of our own domain where the status carries one; a proxy,
-the gRPC library and the network know no such reason, and then the status code decides.
+the gRPC library and the network know no such reason, and then the status code decides. A bare
+RESOURCE_EXHAUSTED is no full queue: gRPC says so of a message or a trailer beyond its limits, which
+coming again does not mend.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from clients.errors import (
     InvalidRequest,
     ModelNotFound,
     OutOfMemory,
+    PermissionDenied,
     QueueFull,
     RequestIdInUse,
     SlowReader,
@@ -48,6 +51,7 @@ ERRORS_BY_REASON: dict[str, tuple[type[EngineClientError], grpc.StatusCode]] = {
     "DEADLINE_EXCEEDED": (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     "INTERNAL_ERROR": (InternalError, grpc.StatusCode.INTERNAL),
     "UNAUTHENTICATED": (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    "PERMISSION_DENIED": (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
 }
 
 # What a bare code means. CANCELLED from afar: we did not cancel, so the engine's end went away.
@@ -55,14 +59,14 @@ _ERRORS_BY_CODE: dict[grpc.StatusCode, type[EngineClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: ContextLengthExceeded,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: QueueFull,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InternalError,
     grpc.StatusCode.ALREADY_EXISTS: RequestIdInUse,
     grpc.StatusCode.FAILED_PRECONDITION: TokenizerStale,
     grpc.StatusCode.UNAVAILABLE: EngineUnavailable,
     grpc.StatusCode.CANCELLED: EngineUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 

@@ -66,6 +66,12 @@ class SyncEngineClient:
     def watch_health(self) -> Generator[bool, None, None]:
         return self._loop.iterate(self._client.watch_health())
 
+    def flush_prefix_cache(self) -> int:
+        return self._loop.run(self._client.flush_prefix_cache())
+
+    def drain(self) -> int:
+        return self._loop.run(self._client.drain())
+
     def close(self) -> None:
         """Ends open streams and the thread. Idempotent."""
         if self._loop.is_running():

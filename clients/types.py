@@ -28,6 +28,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     n: int | None = None
+    allowed_token_ids: Sequence[int] = ()  # empty: all
+    bad_token_sequences: Sequence[Sequence[int]] = ()  # the output never contains one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,10 @@ class GenerateRequest:
     stopping: StoppingCriteria = StoppingCriteria()
     structured_output: StructuredOutput | None = None
     num_logprobs: int | None = None  # alternatives per token, 0: the chosen one only
-    cache_salt: str = ""
-    priority: int | None = None
-    tenant: str = ""
+    num_prompt_logprobs: int | None = None  # the same, per prompt token after the first
+    cache_salt: str = ""  # divides the cached prefixes of its tenant; never joins others'
+    priority: int | None = None  # lower runs first; clamped to the server's range
+    tenant: str = ""  # whom it is for; not to be taken from what a caller of yours says
     tokenizer_digest: str = ""
 
 
@@ -72,18 +75,19 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillProgress:
     index: int
     prompt_tokens: int
     computed_tokens: int
     cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of sample 0; the next ones after the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ class ModelInfo:
     max_output_tokens: int
     max_samples: int
     created_unix_seconds: int
+    max_queued_samples: int  # waiting at once; calls for more can't all be let in
+    max_queued_tokens: int  # prompt tokens waiting at once, each sample's counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,7 @@ class ServerInfo:
     start_unix_nanos: int
     core_starts: int
     core_pid: int
+    batch_invariant: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from http_facade.facade import Facade
 from http_facade.generation import GenerationRun, PromptCall
 from http_facade.output_processor import ChoiceDelta, PromptProcessor, UsageCounter
 from http_facade.params import GenerationPlan
+from http_facade.prompt_logprobs import PromptLogprobsCollector
 from http_facade.prompts import Prompt
 from http_facade.sse import EventStream
 from http_facade.state import RequestState
@@ -120,7 +121,7 @@ class Answering:
         usage = UsageCounter(self.state.prompt_tokens, prepared.plan.n)
         if timeout_seconds is not None:
             timeout_seconds = max(timeout_seconds - self.state.elapsed_seconds(), 0.0)
-        calls = _prompt_calls(prepared, model, self.state.request_id)
+        calls = _prompt_calls(prepared, model, self.state)
         run = GenerationRun(self.facade.connection.client, calls, timeout=timeout_seconds)
         with self.facade.runs.track(run):
             async with run:
@@ -211,15 +212,15 @@ class _Output:
 
     def _count(self, delta: ChoiceDelta) -> None:
         self._usage.count(delta)
-        self._state.completion_tokens += delta.num_tokens
+        self._state.completion_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._state.finish_reasons.append(delta.finish_reason)
 
 
-def _prompt_calls(prepared: Prepared, model: ServedModel, request_id: str) -> list[PromptCall]:
+def _prompt_calls(prepared: Prepared, model: ServedModel, state: RequestState) -> list[PromptCall]:
     """The engine's ids are the caller's plus a random suffix: a proxy's retry never collides."""
     plan = prepared.plan
-    suffix = secrets.token_hex(4)
+    call_id = f"{state.request_id}-{secrets.token_hex(4)}"
     hidden = set(plan.text.stop_token_ids)
     if not plan.stopping.ignore_eos:
         hidden |= set(model.info.eos_token_ids)
@@ -239,18 +240,32 @@ def _prompt_calls(prepared: Prepared, model: ServedModel, request_id: str) -> li
     for i, prompt in enumerate(prepared.prompts):
         request = GenerateRequest(
             prompt=prompt.token_ids,
-            request_id=f"{request_id}-{suffix}" + (f"-{i}" if len(prepared.prompts) > 1 else ""),
+            request_id=call_id + (f"-{i}" if len(prepared.prompts) > 1 else ""),
             model=model.info.model,
             sampling=plan.sampling,
             stopping=plan.stopping,
             structured_output=plan.structured_output,
             num_logprobs=plan.num_logprobs,
+            num_prompt_logprobs=plan.num_prompt_logprobs,
             cache_salt=plan.cache_salt,
             priority=plan.priority,
+            tenant=state.tenant,
             tokenizer_digest=model.info.tokenizer_digest,
         )
         stop_token_ids = plan.text.stop_token_ids
-        processor = PromptProcessor(i * plan.n, plan.n, make_text_stream, stop_token_ids)
+        collector = None
+        if plan.num_prompt_logprobs is not None:
+            collector = PromptLogprobsCollector(
+                prompt.token_ids, model.tokenizer, prompt.hidden_token_ids
+            )
+        processor = PromptProcessor(
+            i * plan.n,
+            plan.n,
+            make_text_stream,
+            stop_token_ids,
+            prompt_logprobs=collector,
+            prompt_only=plan.text.prompt_only,
+        )
         calls.append(PromptCall(request, processor))
     return calls
 
@@ -264,5 +279,8 @@ def _timeout_seconds(request: web.Request) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
-        raise invalid(_TIMEOUT_HEADER, "must be a number of seconds above 0")
+        raise invalid(
+            _TIMEOUT_HEADER,
+            f"must be a number of seconds above 0, at most {_MAX_TIMEOUT_SECONDS:g}",
+        )
     return seconds

@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from clients.text.text_stream import LogprobEntry
 from http_facade.output_processor import ChoiceDelta, Usage
+from http_facade.prompt_logprobs import PromptLogprobs
 
 _LOWEST_LOGPROB = -9999.0  # in place of -inf, which JSON can't hold
 
@@ -23,6 +24,16 @@ class AnswerHead:
     created: int  # unix seconds
     model: str  # as the caller named it
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What an answer says beyond its text."""
+
+    want_logprobs: bool = False
+    want_token_ids: bool = False
+    num_echo_logprobs: int | None = None  # alternatives per echoed token; None: no logprobs of it
+    num_prompt_logprobs: int | None = None  # the same, for the field prompt_logprobs
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -65,6 +76,33 @@ def finite_logprob(logprob: float) -> float:
     return min(logprob, 0.0) if math.isfinite(logprob) else _LOWEST_LOGPROB
 
 
+class PromptTokenLogprob(Struct, frozen=True):
+    logprob: float
+    rank: int  # 1 is the most likely
+    decoded_token: str
+
+
+# By token id, for each prompt token: the token itself and its likeliest alternatives. The first
+# token follows nothing and has none.
+PromptLogprobsBody = list[dict[int, PromptTokenLogprob] | None]
+
+
+def prompt_logprobs_body(
+    prompt: PromptLogprobs | None, options: AnswerOptions
+) -> PromptLogprobsBody | UnsetType:
+    if prompt is None or options.num_prompt_logprobs is None:
+        return UNSET
+    body: PromptLogprobsBody = [None]
+    for entry in prompt.rest:
+        own = PromptTokenLogprob(finite_logprob(entry.logprob), entry.rank, entry.token)
+        top = {
+            one.token_id: PromptTokenLogprob(finite_logprob(one.logprob), rank, one.token)
+            for rank, one in enumerate(entry.top[: options.num_prompt_logprobs], start=1)
+        }
+        body.append({entry.token_id: own, **top})
+    return body
+
+
 @dataclass(slots=True)
 class WholeChoice:
     """One choice, all its deltas added up."""
@@ -74,6 +112,8 @@ class WholeChoice:
     logprobs: list[LogprobEntry] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
@@ -82,6 +122,8 @@ class WholeChoice:
     def add(self, delta: ChoiceDelta) -> None:
         self.pieces.append(delta.text)
         self.logprobs.extend(delta.logprobs)
+        self.token_ids.extend(delta.token_ids)
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason

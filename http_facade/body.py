@@ -1,8 +1,9 @@
 """A request body, from bytes to plain Python data.
 
 The JSON is decoded by msgspec, which refuses NaN, Infinity, numbers out of range, invalid UTF-8
-and lone surrogates. Its complaint names a byte, not a field; so a body that fails is read once
-more, leniently, only to find the field to name. Of duplicate keys the last one counts.
+and lone surrogates. Its complaint names a byte, not a field, and calls a lone surrogate a truncated
+body; so a body that fails is read once more, leniently, only to find the field to name.
+Of duplicate keys the last one counts.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import math
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import PayloadEncodingError
 
-from http_facade.errors import ApiError, invalid
+from http_facade.errors import ApiError, invalid, unsupported_encoding
 
 _READ_SECONDS = 120.0  # for a body to arrive
 _MAX_PATH_CHARS = 200
 _MAX_INTEGER_DIGITS = 300  # far beyond any field of ours
+_ENCODINGS = ("", "identity", "gzip", "deflate")
 
 
 async def read_json(request: web.Request, max_body_bytes: int) -> object:
@@ -30,6 +32,9 @@ async def read_json(request: web.Request, max_body_bytes: int) -> object:
             f"{request.content_type} (with curl: -H 'Content-Type: application/json')",
             code="unsupported_media_type",
         )
+    encodings = request.headers.getall(hdrs.CONTENT_ENCODING, [""])
+    if len(encodings) > 1 or encodings[0].lower() not in _ENCODINGS:
+        raise unsupported_encoding()
     if request.content_length is not None and request.content_length > max_body_bytes:
         raise ApiError(
             413,
@@ -68,11 +73,11 @@ def decode_json(data: bytes) -> object:
 
 
 def _explain(data: bytes, error: msgspec.DecodeError) -> ApiError:
-    path = _path_of_bad_number(data)
-    if path is not None:
-        return invalid(path, "the number is out of range or not finite")
     if not data.strip():
         return invalid(None, "the request body is empty", code="invalid_json")
+    fault = _find_fault(data)
+    if fault is not None:
+        return fault
     text = str(error).split(" - at ")[0]
     return invalid(None, f"the body is not valid JSON: {text}", code="invalid_json")
 
@@ -89,7 +94,8 @@ def _small(text: str) -> object:
     return 0 if len(text) <= _MAX_INTEGER_DIGITS else _BadNumber()
 
 
-def _path_of_bad_number(data: bytes) -> str | None:
+def _find_fault(data: bytes) -> ApiError | None:
+    """What lenient JSON takes and strict JSON doesn't, by its field."""
     try:
         document: object = json.loads(
             data, parse_float=_finite, parse_int=_small, parse_constant=lambda _: _BadNumber()
@@ -99,10 +105,25 @@ def _path_of_bad_number(data: bytes) -> str | None:
     pending: list[tuple[str, object]] = [("", document)]
     while pending:
         path, value = pending.pop()
+        shown = path[:_MAX_PATH_CHARS] or None
         if isinstance(value, _BadNumber):
-            return path[:_MAX_PATH_CHARS] or None
+            return invalid(shown, "the number is out of range or not finite")
+        texts = value if isinstance(value, dict) else (value,)  # of an object its names
+        if any(isinstance(text, str) and _has_lone_surrogate(text) for text in texts):
+            where = "a name in it" if isinstance(value, dict) else "the text"
+            return invalid(
+                shown, f"{where} holds a lone surrogate, which is no character", code="invalid_json"
+            )
         if isinstance(value, dict):
             pending.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
         elif isinstance(value, list):
             pending.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
     return None
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from clients.text.text_stream import LogprobEntry
 from http_facade.answers import (
     AnswerHead,
+    AnswerOptions,
     ChunkUsage,
+    PromptLogprobsBody,
     UsageBody,
     WholeChoice,
     finite_logprob,
+    prompt_logprobs_body,
 )
 from http_facade.output_processor import ChoiceDelta
+from http_facade.prompts import Prompt
 
 
 class TopLogprobBody(Struct, frozen=True):
@@ -46,6 +50,7 @@ class ChatChunkChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
@@ -55,6 +60,8 @@ class ChatChunk(Struct, frozen=True, tag_field="object", tag="chat.completion.ch
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: ChunkUsage = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # these two: with a choice's first chunk
+    prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
 class ChatMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
@@ -68,6 +75,7 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, tag_field="object", tag="chat.completion"):
@@ -77,21 +85,26 @@ class ChatCompletion(Struct, frozen=True, tag_field="object", tag="chat.completi
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
 class ChatFormat:
-    def __init__(self, head: AnswerHead, *, want_logprobs: bool) -> None:
+    def __init__(self, head: AnswerHead, *, prompt: Prompt, options: AnswerOptions) -> None:
         self._head = head
-        self._want_logprobs = want_logprobs
+        self._prompt = prompt
+        self._options = options
 
     def chunks(self, delta: ChoiceDelta, usage: ChunkUsage) -> Iterator[ChatChunk]:
         if delta.begins:
             role = ChatDelta(role="assistant", content="")
-            yield self._chunk([ChatChunkChoice(delta.index, role)], usage)
-        if delta.text or delta.logprobs:
+            yield self._chunk([ChatChunkChoice(delta.index, role)], usage, begin=delta)
+        token_ids = list(delta.token_ids) if self._options.want_token_ids else []
+        if delta.text or delta.logprobs or token_ids:
             logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
             text = ChatDelta(content=delta.text)
-            yield self._chunk([ChatChunkChoice(delta.index, text, logprobs)], usage)
+            piece = ChatChunkChoice(delta.index, text, logprobs, token_ids=token_ids or UNSET)
+            yield self._chunk([piece], usage)
         if delta.finish_reason is not None:
             end = ChatChunkChoice(
                 delta.index,
@@ -113,19 +126,39 @@ class ChatFormat:
             head.fingerprint,
             [self._whole_choice(choice) for choice in choices],
             usage,
+            prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=prompt_logprobs_body(choices[0].prompt_logprobs, self._options),
         )
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: ChunkUsage) -> ChatChunk:
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: ChunkUsage,
+        *,
+        begin: ChoiceDelta | None = None,
+    ) -> ChatChunk:
+        """`begin`: the first delta of a choice, whose chunk also tells of the prompt."""
         head = self._head
-        return ChatChunk(head.id, head.created, head.model, head.fingerprint, choices, usage)
+        chunk = ChatChunk(head.id, head.created, head.model, head.fingerprint, choices, usage)
+        if begin is None:
+            return chunk
+        return structs.replace(
+            chunk,
+            prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=prompt_logprobs_body(begin.prompt_logprobs, self._options),
+        )
+
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        return list(self._prompt.token_ids) if self._options.want_token_ids else UNSET
 
     def _whole_choice(self, choice: WholeChoice) -> ChatChoice:
         return ChatChoice(
             choice.index,
             ChatMessage(choice.text),
-            self._logprobs(choice.logprobs) if self._want_logprobs else None,
+            self._logprobs(choice.logprobs) if self._options.want_logprobs else None,
             choice.finish_reason,
             choice.stop_reason,
+            token_ids=choice.token_ids if self._options.want_token_ids else UNSET,
         )
 
     @staticmethod

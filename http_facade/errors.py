@@ -55,9 +55,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message if len(message) <= MAX_MESSAGE_CHARS else _cut(message)
+        self.message = _writable(message if len(message) <= MAX_MESSAGE_CHARS else _cut(message))
         self.type = type
-        self.param = param
+        self.param = None if param is None else _writable(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -77,6 +77,11 @@ def _cut(message: str) -> str:
     return message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
+def _writable(text: str) -> str:
+    """What quotes a caller may hold lone surrogates, which no answer can carry."""
+    return text.encode(errors="replace").decode()
+
+
 # ---------------------------------------------------------------- refusals made here
 
 
@@ -93,13 +98,24 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
-def context_length_exceeded(prompt_tokens: int, max_model_len: int, param: str) -> ApiError:
+def context_length_exceeded(
+    prompt_tokens: int, max_model_len: int, param: str, *, at_least: bool = False
+) -> ApiError:
+    """`at_least`: the prompt was too long to be counted, and this is a lower bound."""
     return ApiError(
         400,
-        f"the prompt has {prompt_tokens} tokens, but the model's context holds {max_model_len}, "
-        "prompt and answer together",
+        f"the prompt has {'at least ' if at_least else ''}{prompt_tokens} tokens, but the model's "
+        f"context holds {max_model_len}, prompt and answer together",
         param=param,
         code="context_length_exceeded",
+    )
+
+
+def unsupported_encoding() -> ApiError:
+    return ApiError(
+        415,
+        "a request body may have the Content-Encoding gzip, deflate or identity, and one only",
+        code="unsupported_media_type",
     )
 
 
@@ -135,6 +151,7 @@ _HTTP_ERRORS = {
     405: ("method_not_allowed", "this path does not take that method"),
     413: ("request_too_large", "the request body is too large"),
     415: ("unsupported_media_type", "the request body must be application/json"),
+    417: ("expectation_failed", "of all expectations only `Expect: 100-continue` can be met"),
 }
 
 
@@ -199,7 +216,7 @@ def from_engine_error(error: EngineClientError, *, prompt_param: str, model: str
         case DeadlineExceeded():
             return ApiError(
                 504,
-                "the request's deadline passed",
+                _said(error, "the request's deadline passed"),
                 type="timeout_error",
                 code="deadline_exceeded",
                 headers={"x-should-retry": "false"},

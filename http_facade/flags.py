@@ -65,7 +65,7 @@ def _host_port(text: str) -> str:
 def build_parser() -> argparse.ArgumentParser:
     defaults = FacadeConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m http_facade", description="OpenAI-compatible HTTP in front of an engine."
+        prog="firsttoken facade", description="OpenAI-compatible HTTP in front of an engine."
     )
     add = parser.add_argument
     add("--engine", type=_host_port, default=defaults.engine, help="the engine's gRPC HOST:PORT")

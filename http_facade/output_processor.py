@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from clients.errors import EngineUnavailable
 from clients.text.text_stream import LogprobEntry, TextDelta, TextStream
 from clients.types import Accepted, Delta, Finished, FinishReason, GenerateEvent, PrefillProgress
+from http_facade.prompt_logprobs import PromptLogprobs, PromptLogprobsCollector
+
+_SampleEvent = PrefillProgress | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,9 @@ class ChoiceDelta:
     index: int
     text: str = ""
     logprobs: tuple[LogprobEntry, ...] = ()
-    num_tokens: int = 0  # generated tokens consumed by this delta, hidden ones included
+    token_ids: tuple[int, ...] = ()  # generated, consumed by this delta; hidden ones included
     begins: bool = False  # first delta of its choice
+    prompt_logprobs: PromptLogprobs | None = None  # with the first delta, where asked for
     cached_tokens: int | None = None  # of the prompt, where this delta tells
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
@@ -54,7 +58,7 @@ class UsageCounter:
         self._cached_tokens: dict[int, int] = {}  # by prompt
 
     def count(self, delta: ChoiceDelta) -> None:
-        self._completion_tokens += delta.num_tokens
+        self._completion_tokens += len(delta.token_ids)
         if delta.cached_tokens is not None:
             prompt = delta.index // self._n
             self._cached_tokens[prompt] = max(
@@ -76,12 +80,19 @@ class PromptProcessor:
         n: int,
         make_text_stream: Callable[[], TextStream],
         stop_token_ids: frozenset[int],
+        *,
+        prompt_logprobs: PromptLogprobsCollector | None = None,
+        prompt_only: bool = False,
     ) -> None:
+        """`prompt_only`: each sample ends when its prompt is computed, with no token of its own."""
         self._first_choice = first_choice
         self._samples = [_Sample(make_text_stream()) for _ in range(n)]
         self._num_running = n
         self._stop_token_ids = stop_token_ids
         self._stopped: list[int] = []
+        self._prompt_logprobs = prompt_logprobs
+        self._prompt_only = prompt_only
+        self._held: list[_SampleEvent] = []  # until the prompt's logprobs are all here
 
     @property
     def is_finished(self) -> bool:
@@ -96,6 +107,26 @@ class PromptProcessor:
         """Raises EngineUnavailable for a sample that the engine aborted by itself."""
         if isinstance(event, Accepted):
             return []
+        held = self._hold(event)
+        return [delta for one in held for delta in self._process(one)]
+
+    def _hold(self, event: _SampleEvent) -> list[_SampleEvent]:
+        """Choices begin with the prompt's logprobs, which come with sample 0: none begins before.
+
+        Returns what may be processed now."""
+        collector = self._prompt_logprobs
+        if collector is None:
+            return [event]
+        if isinstance(event, PrefillProgress):
+            collector.add(event.prompt_logprobs)
+        is_abort = isinstance(event, Finished) and event.reason is FinishReason.ABORT
+        if is_abort or collector.is_complete:
+            held, self._held = self._held, []
+            return [*held, event]
+        self._held.append(event)
+        return []
+
+    def _process(self, event: _SampleEvent) -> list[ChoiceDelta]:
         sample = self._samples[event.index]
         if sample.is_finished:
             return []
@@ -110,9 +141,13 @@ class PromptProcessor:
     def _prefill(self, event: PrefillProgress, sample: _Sample) -> list[ChoiceDelta]:
         begins, sample.has_begun = not sample.has_begun, True
         cached = event.cached_tokens if event.index == 0 else None
-        if not begins and cached is None:
-            return []
-        return [self._choice(event.index, begins=begins, cached_tokens=cached)]
+        deltas = []
+        if begins or cached is not None:
+            deltas.append(self._choice(event.index, begins=begins, cached_tokens=cached))
+        if self._prompt_only and event.computed_tokens == event.prompt_tokens:
+            self._stopped.append(event.index)
+            deltas.append(self._finish(event.index, sample, "length", None))
+        return deltas
 
     def _delta(self, event: Delta, sample: _Sample) -> list[ChoiceDelta]:
         text = sample.text.push(event.token_ids, event.logprobs)
@@ -144,7 +179,7 @@ class PromptProcessor:
             index,
             text=text.text,
             logprobs=text.logprobs,
-            num_tokens=len(text.token_ids),
+            token_ids=text.token_ids,
             begins=begins,
             cached_tokens=cached_tokens,
         )
@@ -162,19 +197,22 @@ class PromptProcessor:
         *,
         text: str = "",
         logprobs: tuple[LogprobEntry, ...] = (),
-        num_tokens: int = 0,
+        token_ids: tuple[int, ...] = (),
         begins: bool = False,
         cached_tokens: int | None = None,
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
     ) -> ChoiceDelta:
         return ChoiceDelta(
-            self._first_choice + index,
-            text,
-            logprobs,
-            num_tokens,
-            begins,
-            cached_tokens,
-            finish_reason,
-            stop_reason,
+            index=self._first_choice + index,
+            text=text,
+            logprobs=logprobs,
+            token_ids=token_ids,
+            begins=begins,
+            prompt_logprobs=(
+                self._prompt_logprobs.result() if begins and self._prompt_logprobs else None
+            ),
+            cached_tokens=cached_tokens,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
         )

@@ -5,11 +5,13 @@ Here stand the checks that need more than one field, or the model's own limits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from clients.types import ModelInfo, SamplingParams, StoppingCriteria, StructuredOutput
+from http_facade.answers import AnswerOptions
 from http_facade.errors import invalid
 from http_facade.schema import (
     COMPLETION_MAX_TOKENS,
@@ -34,6 +36,7 @@ class TextOptions:
     min_tokens: int
     stop_token_ids: frozenset[int]
     want_logprobs: bool
+    prompt_only: bool  # no token is generated: the prompt is computed and echoed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,9 @@ class GenerationPlan:
     stopping: StoppingCriteria
     structured_output: StructuredOutput | None
     num_logprobs: int | None
+    num_prompt_logprobs: int | None
     text: TextOptions
+    answer: AnswerOptions
     cache_salt: str
     priority: int | None
     n: int
@@ -53,7 +58,14 @@ class GenerationPlan:
     continuous_usage: bool
 
 
-def plan_chat(request: ChatRequest, model: ModelInfo, *, max_stop_strings: int) -> GenerationPlan:
+def plan_chat(
+    request: ChatRequest,
+    model: ModelInfo,
+    *,
+    max_stop_strings: int,
+    bad_token_sequences: Sequence[Sequence[int]] = (),
+) -> GenerationPlan:
+    """`bad_token_sequences`: the request's bad_words, in tokens."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if request.add_generation_prompt and request.continue_final_message:
@@ -61,22 +73,44 @@ def plan_chat(request: ChatRequest, model: ModelInfo, *, max_stop_strings: int) 
             "continue_final_message", "can't be combined with add_generation_prompt being true"
         )
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _plan(request, model, num_logprobs, None, max_stop_strings)
+    answer = AnswerOptions(
+        want_logprobs=request.logprobs,
+        want_token_ids=request.return_token_ids,
+        num_prompt_logprobs=request.prompt_logprobs,
+    )
+    sampling = _sampling(request, model, bad_token_sequences)
+    stopping = _stopping(request, model, None)
+    return _plan(request, model, sampling, stopping, num_logprobs, answer, max_stop_strings)
 
 
 def plan_completion(
-    request: CompletionRequest, model: ModelInfo, *, max_stop_strings: int
+    request: CompletionRequest,
+    model: ModelInfo,
+    *,
+    max_stop_strings: int,
+    bad_token_sequences: Sequence[Sequence[int]] = (),
 ) -> GenerationPlan:
-    if request.echo and request.logprobs is not None:
-        raise invalid("echo", "can't be combined with logprobs yet", code="unsupported_parameter")
-    return _plan(request, model, request.logprobs, COMPLETION_MAX_TOKENS, max_stop_strings)
+    """`bad_token_sequences`: the request's bad_words, in tokens."""
+    answer = AnswerOptions(
+        want_logprobs=request.logprobs is not None,
+        want_token_ids=request.return_token_ids,
+        num_echo_logprobs=request.logprobs if request.echo else None,
+        num_prompt_logprobs=request.prompt_logprobs,
+    )
+    sampling = _sampling(request, model, bad_token_sequences)
+    stopping = _stopping(request, model, COMPLETION_MAX_TOKENS)
+    if stopping.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens", "must be at least 1; 0 needs echo")
+    return _plan(request, model, sampling, stopping, request.logprobs, answer, max_stop_strings)
 
 
 def _plan(
     request: GenerationFields,
     model: ModelInfo,
+    sampling: SamplingParams,
+    stopping: StoppingCriteria,
     num_logprobs: int | None,
-    default_max_tokens: int | None,
+    answer: AnswerOptions,
     max_stop_strings: int,
 ) -> GenerationPlan:
     if request.stream_options is not None and not request.stream:
@@ -85,13 +119,16 @@ def _plan(
         raise invalid("best_of", "must equal n", code="unsupported_parameter")
     if request.n > model.max_samples:
         raise invalid("n", f"at most {model.max_samples} samples are taken")
-    stopping = _stopping(request, model, default_max_tokens)
     options = request.stream_options
+    prompt_only = stopping.max_tokens == 0
     return GenerationPlan(
-        sampling=_sampling(request, model),
-        stopping=stopping,
+        sampling=sampling,
+        # The engine has no word for "none": it is left when the prompt is computed.
+        stopping=replace(stopping, max_tokens=1) if prompt_only else stopping,
         structured_output=_structured_output(request.response_format),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=_larger(answer.num_echo_logprobs, answer.num_prompt_logprobs),
+        answer=answer,
         text=TextOptions(
             stop=_stop_strings(request.stop, max_stop_strings),
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -99,6 +136,7 @@ def _plan(
             min_tokens=request.min_tokens or 0,
             stop_token_ids=frozenset(stopping.stop_token_ids),
             want_logprobs=num_logprobs is not None,
+            prompt_only=prompt_only,
         ),
         cache_salt=request.cache_salt or "",
         priority=request.priority,
@@ -109,11 +147,23 @@ def _plan(
     )
 
 
-def _sampling(request: GenerationFields, model: ModelInfo) -> SamplingParams:
-    bias = request.logit_bias or {}
-    for token_id in bias:
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((number for number in (one, other) if number is not None), default=None)
+
+
+def _check_token_ids(token_ids: Iterable[int], model: ModelInfo, param: str) -> None:
+    for token_id in token_ids:
         if token_id >= model.vocab_size:
-            raise invalid("logit_bias", f"{token_id} is no token id of this model")
+            raise invalid(param, f"{token_id} is no token id of this model")
+
+
+def _sampling(
+    request: GenerationFields, model: ModelInfo, bad_token_sequences: Sequence[Sequence[int]]
+) -> SamplingParams:
+    bias = request.logit_bias or {}
+    allowed = request.allowed_token_ids or ()
+    _check_token_ids(bias, model, "logit_bias")
+    _check_token_ids(allowed, model, "allowed_token_ids")
     return SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -126,6 +176,8 @@ def _sampling(request: GenerationFields, model: ModelInfo) -> SamplingParams:
         # negative seeds are seeds like others: the same bits, read as unsigned
         seed=None if request.seed is None else request.seed % _SEED_MODULUS,
         n=request.n,
+        allowed_token_ids=tuple(allowed),
+        bad_token_sequences=bad_token_sequences,
     )
 
 
@@ -136,9 +188,7 @@ def _stopping(
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise invalid("min_tokens", f"is more than max_tokens ({max_tokens})")
     stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
-    for token_id in stop_token_ids:
-        if token_id >= model.vocab_size:
-            raise invalid("stop_token_ids", f"{token_id} is no token id of this model")
+    _check_token_ids(stop_token_ids, model, "stop_token_ids")
     return StoppingCriteria(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,

@@ -19,7 +19,14 @@ from clients.text.errors import ChatTemplateError, InvalidText
 from clients.text.tokenizer import Tokenizer
 from clients.types import ModelInfo
 from http_facade.errors import context_length_exceeded, invalid
-from http_facade.schema import MAX_CHOICES, ChatRequest, CompletionRequest, Message, ToolCall
+from http_facade.schema import (
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    Message,
+    ToolCall,
+)
 from traces import names
 
 _INLINE_CHARS = 4_000  # up to here a thread costs more than it spares
@@ -36,6 +43,7 @@ ResultT = TypeVar("ResultT")
 class Prompt:
     token_ids: Sequence[int]
     text: str = ""  # to show again, for echo
+    hidden_token_ids: frozenset[int] = frozenset()  # special ones that the text doesn't show
 
 
 async def _run(work: Callable[[], ResultT], num_chars: int) -> ResultT:
@@ -56,7 +64,10 @@ async def chat_prompt(
     with tracer.start_as_current_span(names.SPAN_RENDER):
         text = await _run(lambda: _render(request, template, messages), num_chars)
     with tracer.start_as_current_span(names.SPAN_TOKENIZE):
-        token_ids = await _run(lambda: _encode(tokenizer, text, "messages", False), len(text))
+        token_ids = await _run(
+            lambda: _encode_prompt(tokenizer, text, "messages", False, request, model), len(text)
+        )
+    token_ids = _truncated(token_ids, request, model)
     _check_length(token_ids, model, "messages")
     return Prompt(token_ids)
 
@@ -167,17 +178,32 @@ async def completion_prompts(
     request: CompletionRequest, tokenizer: Tokenizer, model: ModelInfo, tracer: Tracer
 ) -> list[Prompt]:
     given = _given_prompts(request.prompt)
-    if len(given) * request.n > MAX_CHOICES:
-        raise invalid("prompt", f"prompts times n may be at most {MAX_CHOICES}")
+    # more than the queue holds would be refused even by an idle engine, and by every retry
+    max_choices = min(MAX_CHOICES, model.max_queued_samples)
+    if len(given) * request.n > max_choices:
+        raise invalid("prompt", f"prompts times n may be at most {max_choices}")
     num_chars = sum(len(prompt) for _, prompt in given)
     with tracer.start_as_current_span(names.SPAN_TOKENIZE):
-        return await _run(
-            lambda: [
-                _completion_prompt(param, prompt, tokenizer, model, echo=request.echo)
-                for param, prompt in given
-            ],
-            num_chars,
-        )
+        return await _run(lambda: _completion_prompts(given, request, tokenizer, model), num_chars)
+
+
+def _completion_prompts(
+    given: Sequence[tuple[str, str | list[int]]],
+    request: CompletionRequest,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    num_tokens = 0
+    for param, prompt in given:
+        prompts.append(_completion_prompt(param, prompt, tokenizer, model, request))
+        num_tokens += len(prompts[-1].token_ids) * request.n
+        if len(given) > 1 and num_tokens > model.max_queued_tokens:
+            raise invalid(
+                "prompt",
+                f"all prompts times n may together have at most {model.max_queued_tokens} tokens",
+            )
+    return prompts
 
 
 def _given_prompts(
@@ -195,21 +221,77 @@ def _given_prompts(
 
 
 def _completion_prompt(
-    param: str, prompt: str | list[int], tokenizer: Tokenizer, model: ModelInfo, *, echo: bool
+    param: str,
+    prompt: str | list[int],
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    request: CompletionRequest,
 ) -> Prompt:
     if isinstance(prompt, str):
-        token_ids = _encode(tokenizer, prompt, param, True)
+        all_token_ids = _encode_prompt(tokenizer, prompt, param, True, request, model)
     else:
-        token_ids = prompt
-        if bad := next((i for i in token_ids if i >= model.vocab_size), None):
-            raise invalid(param, f"{bad} is no token id of this model")
+        all_token_ids = prompt
+    token_ids = _truncated(all_token_ids, request, model)
     _check_length(token_ids, model, param)
-    if not echo:
+    if bad := next((i for i in token_ids if i >= model.vocab_size), None):
+        raise invalid(param, f"{bad} is no token id of this model")
+    if not request.echo:
         return Prompt(token_ids)
-    return Prompt(token_ids, prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+    special = frozenset(filter(tokenizer.is_special, token_ids))
+    if isinstance(prompt, str) and len(token_ids) == len(all_token_ids):
+        shown = frozenset(i for i in special if tokenizer.token_text(i) in prompt)
+        return Prompt(token_ids, prompt, special - shown)
+    return Prompt(token_ids, tokenizer.decode(token_ids), special)
 
 
 # ---------------------------------------------------------------- both
+
+
+def bad_token_sequences(
+    words: Sequence[str] | None, tokenizer: Tokenizer
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, as a text begins with it and as one goes on after a space."""
+    texts = [
+        (f"bad_words[{i}]", text)
+        for i, word in enumerate(words or ())
+        for text in (word, " " + word.lstrip())
+    ]
+    sequences = (tuple(_encode(tokenizer, text, param, False)) for param, text in texts)
+    return tuple(dict.fromkeys(filter(None, sequences)))
+
+
+def _encode_prompt(
+    tokenizer: Tokenizer,
+    text: str,
+    param: str,
+    add_special_tokens: bool,
+    request: GenerationFields,
+    model: ModelInfo,
+) -> list[int]:
+    """A text that can't fit is refused unread: to encode it costs gigabytes and most of a minute.
+
+    Of one that is to be truncated only the end is read, twice as long as what can be kept: where
+    it begins, tokens may be cut otherwise than in the whole text, but those aren't kept.
+    """
+    if (min_tokens := tokenizer.min_tokens(text)) >= model.max_model_len:
+        keep = request.truncate_prompt_tokens
+        if keep is None or keep >= model.max_model_len:
+            raise context_length_exceeded(min_tokens, model.max_model_len, param, at_least=True)
+        text = text[-2 * tokenizer.max_chars(model.max_model_len) :]
+    return _encode(tokenizer, text, param, add_special_tokens)
+
+
+def _truncated(token_ids: list[int], request: GenerationFields, model: ModelInfo) -> list[int]:
+    """The end of the prompt, as long as asked for."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == 0:
+        raise invalid("truncate_prompt_tokens", "must be at least 1, or -1 for what fits")
+    if keep == -1:
+        max_tokens = request.max_completion_tokens or request.max_tokens or 1
+        keep = max(model.max_model_len - max_tokens, 1)
+    return token_ids[-keep:]
 
 
 def _encode(tokenizer: Tokenizer, text: str, param: str, add_special_tokens: bool) -> list[int]:

@@ -13,7 +13,11 @@ from msgspec import Meta, Struct
 
 MAX_CHOICES = 1024  # prompts times n
 MAX_STOP_STRING_CHARS = 2_000
+MAX_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 200
+MAX_STOP_TOKEN_IDS = 1024
 COMPLETION_MAX_TOKENS = 16  # the default of the completions endpoint
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -21,6 +25,7 @@ NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
 # ---------------------------------------------------------------- messages
@@ -85,15 +90,21 @@ class GenerationFields(Struct, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.03125, le=10)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[TokenId, Bias] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False
     min_tokens: NonNegative | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool = False
+    # keeps the end of the prompt; -1: as much as leaves room for max_tokens
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     response_format: ResponseFormat | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
@@ -107,7 +118,7 @@ class GenerationFields(Struct, kw_only=True):
 class ChatRequest(GenerationFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     logprobs: bool = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None  # default: unless the last message is continued
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] | None = None
@@ -119,3 +130,4 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
     echo: bool = False
+    max_tokens: NonNegative | None = None  # 0: the echoed prompt only

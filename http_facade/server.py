@@ -26,6 +26,7 @@ from clients.errors import EngineUnavailable
 from http_facade.app import create_app
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
+from http_facade.protocol import FacadeProtocol
 
 _LAST_WORDS_SECONDS = 5.0  # for handlers to write their ends after they were told to
 _BACKLOG = 1024
@@ -70,16 +71,31 @@ async def running_facade(
         app,
         handle_signals=False,
         handler_cancellation=True,  # a client that is gone ends its generation
-        access_log=None,  # the middleware writes it
         shutdown_timeout=_LAST_WORDS_SECONDS,
     )
     try:
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        yield RunningFacade(app[FACADE], config.host, listener.getsockname()[1])
+        async with _accepting(runner, listener):
+            yield RunningFacade(app[FACADE], config.host, listener.getsockname()[1])
     finally:
         await runner.cleanup()
         listener.close()
+
+
+@asynccontextmanager
+async def _accepting(runner: web.AppRunner, listener: socket.socket) -> AsyncIterator[None]:
+    """What aiohttp's sites do, with our protocol for a connection."""
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner was not set up")
+    loop = asyncio.get_running_loop()
+    accepting = await loop.create_server(
+        lambda: FacadeProtocol(server, loop=loop), sock=listener, backlog=_BACKLOG
+    )
+    try:
+        yield
+    finally:
+        accepting.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,6 +18,7 @@ class RequestState:
     answer_id: str  # ours, unique
     request_id: str  # the caller's x-request-id where it is valid, else the answer's id
     started: float = field(default_factory=time.monotonic)  # seconds
+    tenant: str = ""  # whose request it is, by its API key; empty: keys are not asked for
     ignored: tuple[str, ...] = ()  # fields for x-ignored-params
     operation: str = ""  # chat, text_completion; empty: no generation
     model: str = ""  # a served name, never what a caller made up
@@ -34,7 +35,7 @@ class RequestState:
 STATE: web.RequestKey[RequestState] = web.RequestKey("state", RequestState)
 
 
-def new_state(request: web.Request) -> RequestState:
+def new_state(request: web.BaseRequest) -> RequestState:
     answer_id = _ID_PREFIXES.get(request.path, "req-") + secrets.token_hex(16)
     given = request.headers.get("x-request-id", "")
     return RequestState(answer_id, given if _VALID_REQUEST_ID.fullmatch(given) else answer_id)

@@ -31,10 +31,15 @@ class EngineLoop:
     """Steps until all requests are done; the prefix cache lives as long as the loop."""
 
     def __init__(
-        self, runner: ModelRunner, block_size: int, token_budget: int, max_num_seqs: int = 64
+        self,
+        runner: ModelRunner,
+        block_size: int,
+        token_budget: int,
+        max_num_seqs: int = 64,
+        num_blocks: int | None = None,  # of the runner's; None: all
     ) -> None:
         self._runner = runner
-        self.kv_cache_manager = KVCacheManager(block_size, runner.num_blocks)
+        self.kv_cache_manager = KVCacheManager(block_size, num_blocks or runner.num_blocks)
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=token_budget)
         self._scheduler = Scheduler(config, self.kv_cache_manager)
         self.num_steps = 0

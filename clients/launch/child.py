@@ -18,6 +18,8 @@ from pathlib import Path
 
 _DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
 _LINE_LIMIT_BYTES = 1024 * 1024
+_SIGNAL_GAP_SECONDS = 0.1  # two signals that come at the same time are one to their receiver
+_LAST_WORDS_SECONDS = 2.0
 
 
 class Child:
@@ -53,18 +55,27 @@ class Child:
         code = await self._process.wait()
         return code if code >= 0 else 128 - code
 
-    async def stop(self, grace_seconds: float) -> bool:
-        """Asks it to end, kills it after the grace; False when it had to be killed."""
+    async def stop(self, grace_seconds: float, hurry: asyncio.Event) -> None:
+        """Asks it to end and kills it after the grace. With `hurry`, from then on, it is asked
+        once more, which children take as an order to end their requests now, and soon killed."""
+        self._terminate()
+        ended = asyncio.create_task(self.wait())
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait(
+            (ended, hurried), timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        hurried.cancel()
+        if hurry.is_set():
+            await asyncio.wait((ended,), timeout=_SIGNAL_GAP_SECONDS)
+            self._terminate()
+            await asyncio.wait((ended,), timeout=_LAST_WORDS_SECONDS)
+        self.kill()
+        await ended
+
+    def _terminate(self) -> None:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
-        try:
-            await asyncio.wait_for(self.wait(), grace_seconds)
-        except TimeoutError:
-            self.kill()
-            await self.wait()
-            return False
-        return True
 
     def kill(self) -> None:
         if self._process.returncode is not None:  # reaped: the number may be another's by now

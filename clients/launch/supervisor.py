@@ -6,7 +6,8 @@
 
 A child that fails before it ever listened ends `serve` with its exit code: the input is at fault
 (2) or the installation is. One that dies later is started again, sooner at first, and given up
-only when it keeps failing. The second signal kills at once.
+only when it keeps failing. A second signal doesn't wait for running requests: it is handed on to
+the children, which end their streams with an error, and who isn't gone soon is killed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Supervisor:
         self._policy = policy
         self._kept: list[_Kept] = []  # in the order of their start
         self._stopping = asyncio.Event()
-        self._num_signals = 0
+        self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """Returns the exit code: 0 after a signal, 1 when a second one forced the end."""
@@ -95,7 +96,7 @@ class Supervisor:
         await self._stop_children()
         if not serving.cancelled():
             return serving.result()
-        return 1 if self._is_forced else 0
+        return 1 if self._hurry.is_set() else 0
 
     async def _serve(self) -> int:
         """Ends when a child cannot be kept running; then with its exit code."""
@@ -123,16 +124,20 @@ class Supervisor:
         return kept
 
     async def _keep_running(self, kept: _Kept) -> int:
-        """Ends only when the child keeps failing; then with its last exit code."""
+        """Ends when the child keeps failing, then with its last exit code; or when it has ended
+        well, as a drained engine does: with 0."""
         failures = 0
+        name, delays = kept.plan.name, self._policy.delays_seconds
         while True:
             await kept.listening()
             code = await kept.child.wait()
+            if code == 0:
+                _say(f"{name} was told to end, and so does all.")
+                return 0
             failures = 1 if self._was_steady(kept.child) else failures + 1
-            name, delays = kept.plan.name, self._policy.delays_seconds
             if failures > len(delays):
                 _say(f"{name} keeps ending (exit code {code}); giving up.")
-                return code or 1
+                return code
             delay = delays[failures - 1]
             _say(f"{name} ended with exit code {code}; starting it again in {delay:g} s.")
             await asyncio.sleep(delay)
@@ -144,23 +149,17 @@ class Supervisor:
         now = asyncio.get_running_loop().time()
         return now - child.ready_at >= self._policy.steady_seconds
 
-    @property
-    def _is_forced(self) -> bool:
-        return self._num_signals > 1
-
     def _on_signal(self) -> None:
-        self._num_signals += 1
-        self._stopping.set()
-        if not self._is_forced:
-            _say("stopping; a second signal stops at once.")
+        if self._stopping.is_set():
+            self._hurry.set()
             return
-        for kept in self._kept:
-            kept.child.kill()
+        self._stopping.set()
+        _say("stopping; a second signal stops at once.")
 
     async def _stop_children(self) -> None:
         """The facade first, so that it can end its requests on a living engine."""
         for kept in reversed(self._kept):
-            await kept.child.stop(0.0 if self._is_forced else kept.plan.grace_seconds)
+            await kept.child.stop(kept.plan.grace_seconds, self._hurry)
 
 
 def _say(message: str) -> None:

@@ -46,6 +46,9 @@ def request_from_proto(message: engine_pb2.GenerateRequest) -> GenerateRequest:
         stopping=_stopping_from_proto(message.stopping),
         structured_output=_structured_output_from_proto(message.structured_output),
         num_logprobs=response.logprobs if response.HasField("logprobs") else None,
+        num_prompt_logprobs=(
+            response.prompt_logprobs if response.HasField("prompt_logprobs") else None
+        ),
         cache_salt=message.kv.cache_salt,
         priority=message.priority if message.HasField("priority") else None,
         tenant=message.tenant,
@@ -66,6 +69,8 @@ def _sampling_from_proto(message: engine_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(message.logit_bias),
         seed=message.seed if has("seed") else None,
         n=message.n if has("n") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_sequences=tuple(tuple(item.ids) for item in message.bad_token_sequences),
     )
 
 
@@ -95,16 +100,16 @@ def _structured_output_from_proto(
 
 def delta_to_proto(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> engine_pb2.Delta:
     return engine_pb2.Delta(
-        token_ids=token_ids,
-        logprobs=[
-            engine_pb2.TokenLogprobs(
-                logprob=entry.logprob,
-                rank=entry.rank,
-                top_token_ids=[token_id for token_id, _ in entry.top],
-                top_logprobs=[logprob for _, logprob in entry.top],
-            )
-            for entry in logprobs
-        ],
+        token_ids=token_ids, logprobs=[logprobs_to_proto(entry) for entry in logprobs]
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> engine_pb2.TokenLogprobs:
+    return engine_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
     )
 
 
@@ -193,6 +198,8 @@ def model_info_to_proto(info: ModelInfo) -> engine_pb2.ModelInfo:
         max_output_tokens=info.max_output_tokens,
         max_samples=info.max_samples,
         created_unix_seconds=info.created_unix_seconds,
+        max_queued_samples=info.max_queued_samples,
+        max_queued_tokens=info.max_queued_tokens,
     )
 
 
@@ -212,6 +219,7 @@ def server_info_to_proto(info: ServerInfo) -> engine_pb2.ServerInfo:
         start_unix_nanos=info.start_unix_nanos,
         core_starts=info.core_starts,
         core_pid=info.core_pid,
+        batch_invariant=info.batch_invariant,
     )
 
 

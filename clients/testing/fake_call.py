@@ -57,6 +57,7 @@ class FakeCall:
         self._first_token_seconds: dict[int, float] = {}
         self._model_info = model_info
         self._num_prompt_tokens = _prompt_length(request)
+        self._num_told = 1  # prompt tokens whose logprobs are out; the first has none
         self._seq = 0
 
     async def wait_closed(self, timeout: float = 2.0) -> Outcome:
@@ -156,13 +157,28 @@ class FakeCall:
     def _prefill_progress(self, step: Progress) -> engine_pb2.GenerateEvent:
         self._progress[step.index] = step
         computed_tokens = step.computed_tokens
+        if computed_tokens is None:
+            computed_tokens = self._num_prompt_tokens
         event = self._event(step.index)
-        event.prefill_progress.prompt_tokens = self._num_prompt_tokens
-        event.prefill_progress.computed_tokens = (
-            self._num_prompt_tokens if computed_tokens is None else computed_tokens
-        )
-        event.prefill_progress.cached_tokens = step.cached_tokens
+        progress = event.prefill_progress
+        progress.prompt_tokens = self._num_prompt_tokens
+        progress.computed_tokens = computed_tokens
+        progress.cached_tokens = step.cached_tokens
+        if step.index == 0:
+            progress.prompt_logprobs.extend(self._prompt_logprobs(computed_tokens))
         return event
+
+    def _prompt_logprobs(self, num_computed: int) -> list[engine_pb2.TokenLogprobs]:
+        """Made up, of the prompt tokens after the first that were not told of yet."""
+        num_alternatives = self.request.num_prompt_logprobs
+        if num_alternatives is None or isinstance(self.request.prompt, str):
+            return []
+        known = min(num_computed + 1, self._num_prompt_tokens)  # a token tells of the next one
+        told, self._num_told = self._num_told, max(known, self._num_told)
+        return [
+            encoding.logprobs_to_proto(self._made_up_logprobs(token_id, num_alternatives))
+            for token_id in self.request.prompt[told : self._num_told]
+        ]
 
     def _delta(self, step: Emit) -> engine_pb2.GenerateEvent:
         self._first_token_seconds.setdefault(step.index, self._age_seconds())

@@ -23,7 +23,11 @@ from clients.errors import (
 from clients.testing import fake_model
 from clients.testing.fake_call import FakeCall, Outcome
 from clients.testing.script import Script
-from clients.testing.servicers import FakeEngineServicer, FakeHealthServicer
+from clients.testing.servicers import (
+    FakeControlServicer,
+    FakeEngineServicer,
+    FakeHealthServicer,
+)
 from clients.types import (
     FinishReason,
     GenerateRequest,
@@ -64,7 +68,7 @@ class FakeEngine:
     `model_dir` gives tokenizer, template and configuration; without it there are none. Like the
     engine, the fake refuses a live request id, another model's name, a stale tokenizer digest and
     a prompt that fills the context; `model_info` changes what it knows. A `token` is then
-    demanded of every call.
+    demanded of every call but those of Control, which want the `admin_key`.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class FakeEngine:
         *,
         model: str = "fake",
         token: str | None = None,
+        admin_key: str | None = None,
         server_credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.tokenizer: TokenizerBundle = fake_model.tokenizer_bundle(model_dir)
@@ -80,6 +85,7 @@ class FakeEngine:
         self.server_info: ServerInfo = fake_model.SERVER_INFO
         self.load: LoadReport = fake_model.READY
         self.token = token
+        self.admin_key = admin_key  # None: Control is closed
         self.calls: list[FakeCall] = []  # every Generate that was not refused at the door
         self.aborts: list[FakeAbort] = []
         self.is_serving = True
@@ -150,6 +156,7 @@ class FakeEngine:
         """Listens on a free port the first time, on the same one after `stop` or `kill`."""
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(FakeEngineServicer(self), server)
+        engine_pb2_grpc.add_ControlServicer_to_server(FakeControlServicer(self), server)
         health_pb2_grpc.add_HealthServicer_to_server(FakeHealthServicer(self), server)
         address = f"127.0.0.1:{self._port}"
         if self._server_credentials is None:
@@ -194,6 +201,14 @@ class FakeEngine:
         script = self._scripts[min(self._num_scripts_played, len(self._scripts) - 1)]
         self._num_scripts_played += 1
         return script if isinstance(script, Script) else script(call.request)
+
+    def flush_prefix_cache(self) -> int:
+        """Empties the cached blocks of `load`; returns how many there were."""
+        num_blocks = self.load.cached_blocks
+        self.load = dataclasses.replace(
+            self.load, cached_blocks=0, free_blocks=self.load.free_blocks + num_blocks
+        )
+        return num_blocks
 
     def abort(self, request_id: str, indices: tuple[int, ...]) -> None:
         self.aborts.append(FakeAbort(request_id, indices))

@@ -57,6 +57,7 @@ SERVER_INFO = ServerInfo(
     start_unix_nanos=1,
     core_starts=1,
     core_pid=0,
+    batch_invariant=False,
 )
 
 
@@ -92,6 +93,8 @@ def model_info(model: str, bundle: TokenizerBundle) -> ModelInfo:
         max_output_tokens=max_model_len,
         max_samples=128,
         created_unix_seconds=1,
+        max_queued_samples=1024,
+        max_queued_tokens=4_000_000,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.errors import EngineClientError, Unauthenticated
+from clients.errors import EngineClientError, PermissionDenied, Unauthenticated
 from clients.testing import encoding
 from clients.testing.fake_call import FakeCall, Outcome, ScriptedFailure
 from protos import engine_pb2, engine_pb2_grpc
@@ -127,11 +127,38 @@ class FakeEngineServicer(engine_pb2_grpc.EngineServicer):
     async def _enter(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         """What each call passes: a frozen engine answers none, and a token is demanded of all."""
         await self._fake.thawed.wait()
-        if self._fake.token is None:
-            return
-        given = _text_metadata(context).get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._fake.token}".encode()):
+        if self._fake.token is not None and not _is_bearer(context, self._fake.token):
             await _abort(context, Unauthenticated("no or wrong token"))
+
+
+class FakeControlServicer(engine_pb2_grpc.ControlServicer):
+    def __init__(self, fake: FakeEngine) -> None:
+        self._fake = fake
+
+    async def FlushPrefixCache(
+        self,
+        request: engine_pb2.FlushPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[
+            engine_pb2.FlushPrefixCacheRequest, engine_pb2.FlushPrefixCacheResponse
+        ],
+    ) -> engine_pb2.FlushPrefixCacheResponse:
+        await self._enter(context)
+        return engine_pb2.FlushPrefixCacheResponse(num_blocks=self._fake.flush_prefix_cache())
+
+    async def Drain(
+        self,
+        request: engine_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[engine_pb2.DrainRequest, engine_pb2.DrainResponse],
+    ) -> engine_pb2.DrainResponse:
+        await self._enter(context)
+        await self._fake.set_serving(False)
+        return engine_pb2.DrainResponse(num_requests=self._fake.num_open_calls)
+
+    async def _enter(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
+        await self._fake.thawed.wait()
+        key = self._fake.admin_key
+        if key is None or not _is_bearer(context, key):
+            await _abort(context, PermissionDenied("no or wrong admin key"))
 
 
 class FakeHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
@@ -170,6 +197,11 @@ def _health(is_serving: bool) -> health_pb2.HealthCheckResponse:
         if is_serving
         else health_pb2.HealthCheckResponse.NOT_SERVING
     )
+
+
+def _is_bearer(context: grpc.aio.ServicerContext[Request, Response], token: str) -> bool:
+    given = _text_metadata(context).get("authorization", "")
+    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
 
 
 def _text_metadata(context: grpc.aio.ServicerContext[Request, Response]) -> dict[str, str]:

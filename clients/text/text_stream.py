@@ -35,8 +35,26 @@ class LogprobEntry:
     token: str
     bytes: bytes  # the token's true bytes, also where it is a piece of a character
     logprob: float
+    rank: int  # 1 is the most likely
     top: tuple[TopLogprob, ...]  # most likely first
     hidden: bool  # adds nothing to the text: a special token or an end token
+
+
+def logprob_entry(
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, *, hidden: bool
+) -> LogprobEntry:
+    return LogprobEntry(
+        token_id=token_id,
+        token=tokenizer.token_text(token_id),
+        bytes=tokenizer.token_bytes(token_id),
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top=tuple(
+            TopLogprob(top_id, tokenizer.token_text(top_id), tokenizer.token_bytes(top_id), logprob)
+            for top_id, logprob in logprobs.top
+        ),
+        hidden=hidden,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +137,10 @@ class TextStream:
         return result.text
 
     def _entry(self, token_id: int, logprobs: TokenLogprobs) -> LogprobEntry:
-        tokenizer = self._tokenizer
-        return LogprobEntry(
-            token_id=token_id,
-            token=tokenizer.token_text(token_id),
-            bytes=tokenizer.token_bytes(token_id),
-            logprob=logprobs.logprob,
-            top=tuple(
-                TopLogprob(
-                    top_id, tokenizer.token_text(top_id), tokenizer.token_bytes(top_id), logprob
-                )
-                for top_id, logprob in logprobs.top
-            ),
-            hidden=token_id in self._hidden_token_ids
-            or (self._skip_special_tokens and tokenizer.is_special(token_id)),
+        hidden = token_id in self._hidden_token_ids or (
+            self._skip_special_tokens and self._tokenizer.is_special(token_id)
         )
+        return logprob_entry(self._tokenizer, token_id, logprobs, hidden=hidden)
 
     def _released_entries(self) -> tuple[LogprobEntry, ...]:
         nothing_held = (

@@ -16,6 +16,7 @@ release the interpreter lock.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -45,6 +46,8 @@ class Tokenizer:
         self.chat_template = chat_template
         self._special_ids = _special_ids(backend, self.special_tokens)
         self._known_bytes: dict[int, bytes] = {}  # filled on demand, at most the vocabulary
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._longest_token = max(map(len, vocabulary), default=1)  # characters
         self.vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), max(self._added_ids, default=-1) + 1
         )
@@ -74,6 +77,14 @@ class Tokenizer:
             return encoding.ids
         except TypeError as error:  # how the library says that a str has no UTF-8 form
             raise InvalidText("the text holds a lone surrogate, which is no character") from error
+
+    def min_tokens(self, text: str) -> int:
+        """No fewer than these does `text` have; known at once, without encoding it."""
+        return math.ceil(len(text) / self._longest_token)
+
+    def max_chars(self, num_tokens: int) -> int:
+        """No more than these characters do so many tokens stand for."""
+        return num_tokens * self._longest_token
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids` as a text of its own: a space that encoding puts before every text

@@ -15,7 +15,12 @@ from http_facade.decode import CHAT, COMPLETIONS, Endpoint, RequestT, decode_req
 from http_facade.engine import ServedModel
 from http_facade.facade import FACADE, Facade
 from http_facade.params import plan_chat, plan_completion
-from http_facade.prompts import chat_prompt, completion_prompts, unused_template_fields
+from http_facade.prompts import (
+    bad_token_sequences,
+    chat_prompt,
+    completion_prompts,
+    unused_template_fields,
+)
 from http_facade.schema import ChatRequest, CompletionRequest
 from http_facade.state import STATE, RequestState
 from http_facade.tracing import describe_request, server_span
@@ -57,24 +62,29 @@ def _prepare_chat(fields: ChatRequest, facade: Facade, state: RequestState) -> P
     ignored = state.ignored
 
     async def prepare(model: ServedModel, head: AnswerHead) -> Prepared:
-        plan = plan_chat(fields, model.info, max_stop_strings=facade.config.max_stop_strings)
+        plan = plan_chat(
+            fields,
+            model.info,
+            max_stop_strings=facade.config.max_stop_strings,
+            bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
+        )
         state.ignored = (*ignored, *unused_template_fields(fields, model.tokenizer))
         prompt = await chat_prompt(fields, model.tokenizer, model.info, facade.tracer)
-        return Prepared(plan, [prompt], ChatFormat(head, want_logprobs=plan.text.want_logprobs))
+        return Prepared(plan, [prompt], ChatFormat(head, prompt=prompt, options=plan.answer))
 
     return prepare
 
 
 def _prepare_completion(fields: CompletionRequest, facade: Facade, state: RequestState) -> Prepare:
     async def prepare(model: ServedModel, head: AnswerHead) -> Prepared:
-        plan = plan_completion(fields, model.info, max_stop_strings=facade.config.max_stop_strings)
-        prompts = await completion_prompts(fields, model.tokenizer, model.info, facade.tracer)
-        answer_format = CompletionFormat(
-            head,
-            n=plan.n,
-            echoed=[prompt.text for prompt in prompts],
-            want_logprobs=plan.text.want_logprobs,
+        plan = plan_completion(
+            fields,
+            model.info,
+            max_stop_strings=facade.config.max_stop_strings,
+            bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
         )
+        prompts = await completion_prompts(fields, model.tokenizer, model.info, facade.tracer)
+        answer_format = CompletionFormat(head, n=plan.n, prompts=prompts, options=plan.answer)
         return Prepared(plan, prompts, answer_format)
 
     return prepare

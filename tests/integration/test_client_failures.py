@@ -24,6 +24,7 @@ from clients import (
     InvalidRequest,
     ModelNotFound,
     OutOfMemory,
+    PermissionDenied,
     QueueFull,
     RequestIdInUse,
     SlowReader,
@@ -52,6 +53,7 @@ EVERY_ERROR = [
     EngineUnavailable("restarting", retry_after_seconds=0.25),
     DeadlineExceeded("too late"),
     Unauthenticated("who are you"),
+    PermissionDenied("not for you"),
     InternalError("a fault"),
 ]
 
@@ -87,8 +89,9 @@ async def test_every_reason_has_its_type(error: EngineClientError) -> None:
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_a_bare_code_is_understood(error: EngineClientError) -> None:
-    """As from a proxy. One code stands for three reasons: without details it is the first."""
-    bare = QueueFull if isinstance(error, SlowReader | OutOfMemory) else type(error)
+    """As from a proxy. A code that stands for three reasons says nothing without details."""
+    shares_code = isinstance(error, QueueFull | SlowReader | OutOfMemory)
+    bare = InternalError if shares_code else type(error)
     async with connected(ONE_ATTEMPT) as (fake, client):
         fake.script(Script.failing(error, with_details=False))
         with pytest.raises(EngineClientError) as failure:
@@ -105,6 +108,17 @@ def test_broken_details_leave_the_code(details: bytes) -> None:
         grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), metadata, "gone", ""
     )
     assert type(error_from_rpc(error)) is ModelNotFound
+
+
+def test_a_bare_exhaustion_is_no_full_queue() -> None:
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        "received metadata size exceeds hard limit",
+        "",
+    )
+    assert type(error_from_rpc(error)) is InternalError
 
 
 def test_an_unknown_code_is_an_internal_error() -> None:

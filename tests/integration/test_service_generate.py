@@ -208,7 +208,17 @@ async def test_a_wrong_model_and_a_stale_digest(engine_client: Client) -> None:
     assert answer.reason == "TOKENIZER_STALE"
 
 
-@pytest.mark.parametrize("schema", ['{"type": "nonsense"}', "{", "[1]", '{"$ref": "#/nowhere"}'])
+BAD_SCHEMAS = [
+    '{"type": "nonsense"}',
+    "{",
+    "[1]",
+    '{"$ref": "#/nowhere"}',
+    r'{"type": "object", "properties": {"\ud800": {"type": "bogus"}}}',
+    '{"properties": {"' + "p" * 9000 + '": {"type": "bogus"}}}',
+]
+
+
+@pytest.mark.parametrize("schema", BAD_SCHEMAS)
 async def test_a_bad_schema_fails_its_call_alone(engine_client: Client, schema: str) -> None:
     message = request(n=2)
     message.structured_output.json_schema = schema
@@ -218,6 +228,23 @@ async def test_a_bad_schema_fails_its_call_alone(engine_client: Client, schema: 
     assert answer.fields == ["structured_output.json_schema"]
     assert answer.kinds() == ["accepted"]
     assert len((await neighbour).tokens()) == 30
+
+
+async def test_a_schema_that_nothing_satisfies_fails_by_field(engine_client: Client) -> None:
+    message = request()
+    message.structured_output.json_schema = (
+        r'{"properties": {"a": {"type": "string", "pattern": "[^\\s\\S]"}}, "required": ["a"]}'
+    )
+    answer = await engine_client.generate(message)
+    assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert answer.fields == ["structured_output"]
+
+
+async def test_a_long_name_of_a_model_is_not_found(engine_client: Client) -> None:
+    message = request()
+    message.model = "x" * 9000
+    answer = await engine_client.generate(message)
+    assert (answer.code, answer.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
 async def test_a_live_request_id_is_in_use(engine_client: Client) -> None:
@@ -239,6 +266,7 @@ async def test_infos(engine_client: Client) -> None:
     assert (model.model, model.architecture) == ("tiny", "LlamaForCausalLM")
     assert (model.vocab_size, model.max_model_len) == (49_152, 512)
     assert (model.max_output_tokens, model.max_samples) == (300, 8)
+    assert (model.max_queued_samples, model.max_queued_tokens) == (1024, 4_000_000)
     assert list(model.eos_token_ids) == [2]
     assert model.tokenizer_digest
     assert model.weights_digest
