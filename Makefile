@@ -1,6 +1,6 @@
 # `make serve` and `make test` set everything up on their own; a second run installs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check protos structures clean
+.PHONY: help install serve test test-full check bench-core protos docs clean
 
 BIN := .venv/bin
 PACKAGES := clients engine_service http_facade kernels protos scripts traces tests
@@ -20,18 +20,23 @@ test: install ## the tests that fit in minutes; ARGS="..." are pytest's
 test-full: install ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: install ## lint, format, types, and that generated code and the structures page are current
+check: install ## lint, format, types, and that generated code and pages are current
 	$(BIN)/ruff check $(PACKAGES)
 	$(BIN)/ruff format --check $(PACKAGES)
 	$(BIN)/mypy
 	scripts/protos.sh --check
 	$(BIN)/python scripts/structures.py --check
+	$(BIN)/python scripts/compatibility.py --check
+
+bench-core: install ## what scheduler, blocks, sampler, preemption and --batch-invariant cost
+	$(BIN)/python -m engine_service.bench_core --json $(or $(JSON),build/bench-core.json)
 
 protos: install ## generate protos/engine_pb2*.py from protos/engine.proto
 	scripts/protos.sh
 
-structures: install ## write the module list of docs/structures.md from the docstrings
+docs: install ## write what docs/ takes from the code: the module list, the table of fields
 	$(BIN)/python scripts/structures.py
+	$(BIN)/python scripts/compatibility.py
 
 clean: ## remove what install, tests and checks made (the imported model stays)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -42,7 +42,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(written, encoding="utf-8")
     elif page != written:
-        sys.exit("docs/structures.md is behind the code: run `make structures`")
+        sys.exit("docs/structures.md is behind the code: run `make docs`")
 
 
 if __name__ == "__main__":
