@@ -52,10 +52,10 @@ class Connection:
         self.sent.append(commands)
 
     async def receive(self) -> Frame | None:
-        raise NotImplementedError
+        raise AssertionError("frames are the supervisor's to read")
 
     async def close(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("the connection is the supervisor's to close")
 
 
 class Bench:
