@@ -122,6 +122,8 @@ class Admission:
             )
 
     def _check_wait(self, max_wait_seconds: float, now_seconds: float) -> None:
+        if self.num_queued_samples == 0:
+            return  # also for a deadline that has passed: to say so is the core's part
         wait_seconds = self._drain_rate.seconds_for(self.num_queued_samples, now_seconds)
         if wait_seconds is not None and wait_seconds > max_wait_seconds:
             raise WaitTooLong(

@@ -178,3 +178,11 @@ def test_an_unmeasured_wait_is_not_too_long() -> None:
     admission = Admission(100, 10_000, max_wait_seconds=0.001)
     admission.enter(5, 1, now_seconds=0)
     admission.enter(5, 1, now_seconds=0)
+
+
+def test_a_deadline_that_has_passed_is_no_reason_to_say_that_the_queue_is_full() -> None:
+    admission = Admission(max_queued_samples=10, max_queued_tokens=1000)
+    admission.enter(1, 10, now_seconds=0.0)
+    admission.leave(10, now_seconds=1.0, scheduled=True)
+    admission.enter(1, 10, now_seconds=2.0, patience_seconds=-0.5)
+    assert admission.num_queued_samples == 1
