@@ -18,36 +18,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from kernels.cpu.activation import silu_mul as cpu_silu_mul
+from kernels.cpu.attention import paged_attention as cpu_paged_attention
+from kernels.cpu.block_copy import copy_blocks as cpu_copy_blocks
+from kernels.cpu.embedding import embed as cpu_embed
+from kernels.cpu.library import library
+from kernels.cpu.linear import PackedMatrix
+from kernels.cpu.linear import linear as cpu_linear
+from kernels.cpu.linear import logits_head as cpu_logits_head
+from kernels.cpu.norm import add_rms_norm as cpu_add_rms_norm
+from kernels.cpu.norm import rms_norm as cpu_rms_norm
+from kernels.cpu.rotary import rotary_cache_write as cpu_rotary_cache_write
 from kernels.reference.activation import silu_mul
 from kernels.reference.attention import paged_attention
 from kernels.reference.batch_invariant import BatchInvariantOps
-from kernels.reference.bitmask import apply_token_bitmask
 from kernels.reference.block_copy import copy_blocks
+from kernels.reference.embedding import embed
 from kernels.reference.linear import linear, logits_head
 from kernels.reference.norm import add_rms_norm, rms_norm
+from kernels.reference.quantized import (
+    QuantizedMatrix,
+    quantized_embed,
+    quantized_linear,
+    quantized_logits_head,
+)
 from kernels.reference.rotary import rotary_cache_write
+from kernels.sampling_ops import SamplingOps
+
+M = TypeVar("M")  # what a backend's products take for a matrix: a tensor, or a packed form
 
 
 @dataclass(frozen=True, slots=True)
-class Ops:
+class Ops(Generic[M]):
     """One implementation of every op; `kernels.reference` documents the arguments."""
 
+    embed: Callable[[Tensor, M | Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary_cache_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float, int | None], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    logits_head: Callable[[Tensor, Tensor], Tensor]
-    apply_token_bitmask: Callable[[Tensor, Tensor, Tensor], None]
+    linear: Callable[[Tensor, M, Tensor | None], Tensor]
+    logits_head: Callable[[Tensor, M], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
 
-def reference_ops() -> Ops:
+def reference_ops() -> Ops[Tensor]:
     return Ops(
+        embed=embed,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rotary_cache_write=rotary_cache_write,
@@ -55,12 +77,48 @@ def reference_ops() -> Ops:
         silu_mul=silu_mul,
         linear=linear,
         logits_head=logits_head,
-        apply_token_bitmask=apply_token_bitmask,
         copy_blocks=copy_blocks,
     )
 
 
-def batch_invariant_ops(matrices_OI: Sequence[Tensor], num_kv_heads: int, head_dim: int) -> Ops:
+def quantized_reference_ops() -> Ops[QuantizedMatrix]:
+    """Rows are quantized as the matrices are; for where no faster form runs."""
+    plain = reference_ops()
+    return Ops(
+        embed=quantized_embed,
+        rms_norm=plain.rms_norm,
+        add_rms_norm=plain.add_rms_norm,
+        rotary_cache_write=plain.rotary_cache_write,
+        paged_attention=plain.paged_attention,
+        silu_mul=plain.silu_mul,
+        linear=quantized_linear,
+        logits_head=quantized_logits_head,
+        copy_blocks=plain.copy_blocks,
+    )
+
+
+def cpu_ops() -> Ops[PackedMatrix]:
+    """On float32 tensors of a CPU. The KV cache is in a layout of its own (float32, float16).
+
+    Raises KernelBuildError where the kernels can't be compiled.
+    """
+    library()
+    return Ops(
+        embed=cpu_embed,
+        rms_norm=cpu_rms_norm,
+        add_rms_norm=cpu_add_rms_norm,
+        rotary_cache_write=cpu_rotary_cache_write,
+        paged_attention=cpu_paged_attention,
+        silu_mul=cpu_silu_mul,
+        linear=cpu_linear,
+        logits_head=cpu_logits_head,
+        copy_blocks=cpu_copy_blocks,
+    )
+
+
+def batch_invariant_ops(
+    matrices_OI: Sequence[Tensor], num_kv_heads: int, head_dim: int
+) -> Ops[Tensor]:
     """Ops that give a token the same bits whatever else the step computes.
 
     `matrices_OI`: one of every shape that `linear` and `logits_head` will get; what holds of them
@@ -76,7 +134,7 @@ def batch_invariant_ops(matrices_OI: Sequence[Tensor], num_kv_heads: int, head_d
     )
 
 
-def op_backends(ops: Ops) -> dict[str, str]:
+def op_backends(ops: Ops[M] | SamplingOps) -> dict[str, str]:
     """Which backend computes each op, by the op's name."""
     functions = {field.name: getattr(ops, field.name) for field in fields(ops)}
     return {name: function.__module__.split(".")[1] for name, function in functions.items()}

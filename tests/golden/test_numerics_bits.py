@@ -1,12 +1,13 @@
 """Hidden states and logits, bit by bit: alone or among others, in one chunk or in many.
 
-With batch-invariant ops a token's row follows from the tokens before it alone; with the plain ones
-it does not, which is what makes the first half worth something.
+With the CPU kernels and with the reference's batch-invariant ops a token's row follows from the
+tokens before it alone; with the reference's plain ones it does not, which is what makes the rest
+worth something. And the fused decoder's bits are those of its ops, one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from engine_service.input_batch import build_input_batch
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_loader import Checkpoint
 from engine_service.models.config import read_config
-from engine_service.models.decoder import Decoder
-from engine_service.models.weights import load_weights
+from engine_service.models.decoder import Decoder, StepDecoder
+from engine_service.models.fused_decoder import FusedDecoder
+from engine_service.models.weights import load_weights, matrix_specs
+from engine_service.packed_weights import pack_in_memory
 from engine_service.request import Request
 from engine_service.scheduler_output import ScheduledRequest
-from kernels.ops import batch_invariant_ops, reference_ops
+from kernels.cpu.linear import Quantization
+from kernels.ops import batch_invariant_ops, cpu_ops, reference_ops
 from tests.conftest import MakeTinyModel
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
@@ -30,42 +34,66 @@ LENGTH = 150  # of the request that is looked at
 Share = tuple[int, int, int]  # request, first token, number of tokens
 
 
+def reference_decoder(model_dir: Path, batch_invariant: bool) -> StepDecoder:
+    config = read_config(model_dir)
+    with Checkpoint(model_dir) as checkpoint:
+
+        def load(name: str) -> Tensor:
+            return checkpoint.load(name, torch.float32, torch.device("cpu"))
+
+        weights = load_weights(config, load, lambda spec: spec.load(load))
+    layer = weights.layers[0]
+    matrices = (layer.qkv_OH, layer.output_HO, layer.gate_up_GH, layer.down_HF, weights.head_VH)
+    ops = reference_ops()
+    if batch_invariant:
+        ops = batch_invariant_ops(matrices, config.num_kv_heads, config.head_dim)
+    return Decoder(config, weights, ops, max_model_len=LENGTH)
+
+
+def cpu_decoder(model_dir: Path, quantization: Quantization, fused: bool) -> StepDecoder:
+    config = read_config(model_dir)
+    with Checkpoint(model_dir) as checkpoint:
+
+        def load(name: str) -> Tensor:
+            return checkpoint.load(name, torch.float32, torch.device("cpu"))
+
+        packed = pack_in_memory(matrix_specs(config), quantization, load)
+        weights = load_weights(config, load, lambda spec: packed[spec.name])
+        if fused:
+            return FusedDecoder(config, weights, max_model_len=LENGTH)
+        return Decoder(config, weights, cpu_ops(), max_model_len=LENGTH)
+
+
 class Model:
     """A decoder and a pool of NaNs, given steps by hand; requests own blocks of a random order."""
 
-    def __init__(self, model_dir: Path, batch_invariant: bool) -> None:
+    def __init__(
+        self, model_dir: Path, decoder: StepDecoder, kv_dtype: torch.dtype = torch.float32
+    ) -> None:
         config = read_config(model_dir)
-        device = torch.device("cpu")
-        with Checkpoint(model_dir) as checkpoint:
-            weights = load_weights(config, lambda n: checkpoint.load(n, torch.float32, device))
-        layer = weights.layers[0]
-        matrices = (layer.qkv_OH, layer.output_HO, layer.gate_up_GH, layer.down_HF, weights.head_VH)
-        ops = reference_ops()
-        if batch_invariant:
-            ops = batch_invariant_ops(matrices, config.num_kv_heads, config.head_dim)
-        self.decoder = Decoder(config, weights, ops, max_model_len=LENGTH)
+        self.decoder = decoder
+        self._kv_dtype = kv_dtype
         self._shape = (config.num_layers, 2, NUM_BLOCKS, BLOCK_SIZE)
         self._shape += (config.num_kv_heads, config.head_dim)  # type: ignore[assignment]
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[list[int]], steps: Sequence[Sequence[Share]]) -> Tensor:
-        """Hidden states, then logits, of request 0, [its tokens, 2H + V]."""
+        """Hidden states, then logits, of request 0, [its tokens, H + V]."""
         order = torch.randperm(NUM_BLOCKS).tolist()
         tables = [[order.pop() for _ in range(-(-len(p) // BLOCK_SIZE))] for p in prompts]
         requests = [
             Request(str(i), 0, prompt, SamplingParams(), StoppingCriteria(max_tokens=1))
             for i, prompt in enumerate(prompts)
         ]
-        kv_cache = torch.full(self._shape, float("nan"))
+        kv_cache = torch.full(self._shape, float("nan"), dtype=self._kv_dtype)
         rows = []
         for step in steps:
             scheduled = [
                 ScheduledRequest(requests[r], first, count, tables[r]) for r, first, count in step
             ]
             batch = build_input_batch(scheduled, BLOCK_SIZE, torch.device("cpu"))
-            hidden = self.decoder.forward(batch, kv_cache)
-            logits_TV = self.decoder.logits(hidden, torch.arange(len(hidden.x_TH)))
-            all_T = torch.cat((hidden.x_TH, hidden.residual_TH, logits_TV), dim=-1)
+            hidden_TH = self.decoder.forward(batch, kv_cache)
+            all_T = torch.cat((hidden_TH, self.decoder.logits(hidden_TH)), dim=-1)
             start = 0
             for r, _, count in step:
                 if r == 0:
@@ -116,17 +144,53 @@ def model_dir(request: pytest.FixtureRequest, tiny_model_dir: MakeTinyModel) -> 
     return tiny_model_dir(arch, **overrides)
 
 
-def test_every_row_has_the_same_bits_in_any_composition(model_dir: Path) -> None:
-    model = Model(model_dir, batch_invariant=True)
+CPU_MODES: list[tuple[Quantization, torch.dtype]] = [
+    ("none", torch.float32),
+    ("none", torch.float16),
+    ("int8", torch.float16),
+    ("int4", torch.float16),
+]
+
+
+def check_same_bits(model: Model, names: Iterable[str] = COMPOSITIONS) -> None:
     expected = model.run(PROMPTS, WHOLE)
     assert expected.isfinite().all()
-    for name, steps in COMPOSITIONS.items():
-        assert torch.equal(model.run(PROMPTS, steps), expected), name
+    for name in names:
+        assert torch.equal(model.run(PROMPTS, COMPOSITIONS[name]), expected), name
+
+
+def test_reference_rows_have_the_same_bits_in_any_composition(model_dir: Path) -> None:
+    check_same_bits(Model(model_dir, reference_decoder(model_dir, batch_invariant=True)))
+
+
+@pytest.mark.parametrize(("quantization", "kv_dtype"), CPU_MODES)
+def test_cpu_rows_have_the_same_bits_in_any_composition(
+    model_dir: Path, quantization: Quantization, kv_dtype: torch.dtype
+) -> None:
+    decoder = cpu_decoder(model_dir, quantization, fused=True)
+    check_same_bits(Model(model_dir, decoder, kv_dtype))
+
+
+@pytest.mark.parametrize(("quantization", "kv_dtype"), CPU_MODES)
+def test_the_fused_decoder_has_the_bits_of_its_ops(
+    model_dir: Path, quantization: Quantization, kv_dtype: torch.dtype
+) -> None:
+    fused, by_op = (cpu_decoder(model_dir, quantization, fused) for fused in (True, False))
+    steps = COMPOSITIONS["chunks among chunks"]
+    expected = Model(model_dir, by_op, kv_dtype).run(PROMPTS, steps)
+    assert torch.equal(Model(model_dir, fused, kv_dtype).run(PROMPTS, steps), expected)
+
+
+def test_the_cpu_kernels_numbers_are_those_of_the_reference(model_dir: Path) -> None:
+    expected = Model(model_dir, reference_decoder(model_dir, False)).run(PROMPTS, WHOLE)
+    result = Model(model_dir, cpu_decoder(model_dir, "none", fused=True)).run(PROMPTS, WHOLE)
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=2e-3)
 
 
 def test_the_plain_ops_give_the_same_numbers_but_not_the_same_bits(model_dir: Path) -> None:
-    plain = Model(model_dir, batch_invariant=False)
-    expected = Model(model_dir, batch_invariant=True).run(PROMPTS, WHOLE)
+    plain = Model(model_dir, reference_decoder(model_dir, batch_invariant=False))
+    invariant = Model(model_dir, reference_decoder(model_dir, batch_invariant=True))
+    expected = invariant.run(PROMPTS, WHOLE)
     results = [plain.run(PROMPTS, steps) for steps in COMPOSITIONS.values()]
     for result in results:
         torch.testing.assert_close(result, expected, rtol=1e-3, atol=2e-3)
@@ -134,7 +198,9 @@ def test_the_plain_ops_give_the_same_numbers_but_not_the_same_bits(model_dir: Pa
 
 
 def test_the_embedded_model_too(embedded_model_dir: Path) -> None:
-    model = Model(embedded_model_dir, batch_invariant=True)
-    expected = model.run(PROMPTS, WHOLE)
-    for name in ("chunks within blocks", "last of many", "chunks among chunks"):
-        assert torch.equal(model.run(PROMPTS, COMPOSITIONS[name]), expected), name
+    some = ("chunks within blocks", "last of many", "chunks among chunks")
+    reference = reference_decoder(embedded_model_dir, batch_invariant=True)
+    check_same_bits(Model(embedded_model_dir, reference), some)
+    for quantization, kv_dtype in CPU_MODES:
+        decoder = cpu_decoder(embedded_model_dir, quantization, fused=True)
+        check_same_bits(Model(embedded_model_dir, decoder, kv_dtype), some)

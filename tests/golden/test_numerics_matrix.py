@@ -5,8 +5,9 @@
     budget    tokens of a step: prompts are cut into chunks of at most that many
     company   targets one after the other, or all at once with neighbours
 
-With batch-invariant ops tokens and logprobs are the same to the last bit. With the plain ones
-tokens are the same but where the two best lie closer than NEAR_TIE.
+With the CPU kernels, in every quantization, and with the reference's batch-invariant ops tokens
+and logprobs are the same to the last bit. With the reference's plain ones tokens are the same but
+where the two best lie closer than NEAR_TIE.
 """
 
 from __future__ import annotations
@@ -167,28 +168,58 @@ COMBINATIONS = [
 # ---------------------------------------------------------------- models
 
 
-def make_runner(model_dir: Path, batch_invariant: bool) -> ModelRunner:
-    model = ModelConfig(str(model_dir), "m", batch_invariant=batch_invariant)
-    return ModelRunner(CoreConfig(model, CacheConfig(num_blocks=NUM_BLOCKS)))
+@dataclass(frozen=True)
+class Mode:
+    kernels: str
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    batch_invariant: bool = False  # of the reference: the CPU kernels always are
 
 
-def test_with_batch_invariant_ops_all_are_the_same(tiny_model_dir: MakeTinyModel) -> None:
+MODES = {
+    "reference": Mode("reference", batch_invariant=True),
+    "cpu": Mode("cpu"),
+    "cpu-float32-cache": Mode("cpu", kv_cache_dtype="float32"),
+    "cpu-int8": Mode("cpu", "int8"),
+    "cpu-int4": Mode("cpu", "int4"),
+}
+
+
+def make_runner(model_dir: Path, mode: Mode) -> ModelRunner:
+    model = ModelConfig(
+        str(model_dir),
+        "m",
+        kernels=mode.kernels,
+        quantization=mode.quantization,
+        batch_invariant=mode.batch_invariant,
+    )
+    cache = CacheConfig(num_blocks=NUM_BLOCKS, kv_cache_dtype=mode.kv_cache_dtype)
+    runner = ModelRunner(CoreConfig(model, cache))
+    assert runner.quantization == mode.quantization
+    return runner
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_are_the_same(mode: str, tiny_model_dir: MakeTinyModel) -> None:
     model_dir = tiny_model_dir("llama", num_hidden_layers=2, vocab_size=VOCAB_SIZE)
-    check_identical(model_dir, COMBINATIONS)
+    check_identical(model_dir, MODES[mode], COMBINATIONS)
 
 
+@pytest.mark.parametrize("mode", ["reference", "cpu-int8"])
 @pytest.mark.parametrize(
     ("arch", "overrides"), [("mistral", {"sliding_window": 20}), ("qwen3", {"head_dim": 32})]
 )
 def test_other_architectures_too(
-    arch: str, overrides: dict[str, object], tiny_model_dir: MakeTinyModel
+    arch: str, overrides: dict[str, object], mode: str, tiny_model_dir: MakeTinyModel
 ) -> None:
     model_dir = tiny_model_dir(arch, num_hidden_layers=2, vocab_size=VOCAB_SIZE, **overrides)
-    check_identical(model_dir, [(path, 50, True) for path in PATHS])
+    check_identical(model_dir, MODES[mode], [(path, 50, True) for path in PATHS])
 
 
-def check_identical(model_dir: Path, combinations: Sequence[tuple[Way, int, bool]]) -> None:
-    runner = make_runner(model_dir, batch_invariant=True)
+def check_identical(
+    model_dir: Path, mode: Mode, combinations: Sequence[tuple[Way, int, bool]]
+) -> None:
+    runner = make_runner(model_dir, mode)
     expected = cold(runner, budget=256, in_company=False)
     assert len({tuple(outcome.token_ids) for outcome in expected}) == len(TARGETS)
     for path, budget, in_company in combinations:
@@ -200,7 +231,7 @@ def test_with_the_plain_ops_all_are_the_same_but_for_near_ties(
     tiny_model_dir: MakeTinyModel,
 ) -> None:
     runner = make_runner(
-        tiny_model_dir("llama", num_hidden_layers=2, vocab_size=VOCAB_SIZE), batch_invariant=False
+        tiny_model_dir("llama", num_hidden_layers=2, vocab_size=VOCAB_SIZE), Mode("reference")
     )
     expected = cold(runner, budget=256, in_company=False)
     for path, budget in itertools.product(PATHS, (16, 50)):
@@ -208,8 +239,9 @@ def test_with_the_plain_ops_all_are_the_same_but_for_near_ties(
             check_up_to_near_ties(got, want)
 
 
-def test_the_embedded_model(embedded_model_dir: Path) -> None:
-    runner = make_runner(embedded_model_dir, batch_invariant=True)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_embedded_model(mode: str, embedded_model_dir: Path) -> None:
+    runner = make_runner(embedded_model_dir, MODES[mode])
     targets = [replace(target, max_tokens=8) for target in TARGETS]
     expected = [Bench(runner, 256).run([target])[0][0] for target in targets]
     bench = Bench(runner, 50)

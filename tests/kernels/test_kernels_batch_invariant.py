@@ -22,7 +22,7 @@ def matrices() -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def ops(matrices: list[Tensor]) -> Ops:
+def ops(matrices: list[Tensor]) -> Ops[Tensor]:
     return batch_invariant_ops(matrices, KV_HEADS, HEAD_DIM)
 
 
@@ -88,7 +88,9 @@ def test_plain_products_do_depend_on_the_number_of_rows(matrices: list[Tensor]) 
 
 @pytest.mark.parametrize("index", range(len(SHAPES)))
 @pytest.mark.parametrize("cuts", [[1] * 40, [40], [3, 30, 7], [17, 23]])
-def test_products_row_by_row(ops: Ops, matrices: list[Tensor], index: int, cuts: list[int]) -> None:
+def test_products_row_by_row(
+    ops: Ops[Tensor], matrices: list[Tensor], index: int, cuts: list[int]
+) -> None:
     weight_OI = matrices[index]
     bias_O = torch.randn(weight_OI.shape[0])
     x_TI = torch.randn(200, weight_OI.shape[1])
@@ -102,7 +104,7 @@ def test_products_row_by_row(ops: Ops, matrices: list[Tensor], index: int, cuts:
 
 
 def test_a_bias_is_no_part_of_the_product(
-    ops: Ops, matrices: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    ops: Ops[Tensor], matrices: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products are proven without one, and a library computes those with one by other code."""
 
@@ -120,7 +122,7 @@ def test_a_bias_is_no_part_of_the_product(
 
 @pytest.mark.parametrize("inner", [160, 333, 1536])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_the_activation_row_by_row(ops: Ops, inner: int, num_threads: int) -> None:
+def test_the_activation_row_by_row(ops: Ops[Tensor], inner: int, num_threads: int) -> None:
     gate_up_TG = torch.randn(257, 2 * inner) * 3
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -153,7 +155,7 @@ class Context:
         for part in (0, 1):
             self.cache[part][where] = self.values[part, :end]
 
-    def attend(self, ops: Ops, start: int, end: int, window: int | None) -> Tensor:
+    def attend(self, ops: Ops[Tensor], start: int, end: int, window: int | None) -> Tensor:
         self.write(end)
         return ops.paged_attention(
             self.queries[start:end],
@@ -170,7 +172,7 @@ class Context:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("cuts", [[1] * CONTEXT, [128, 128, 44], [5, 123, 1, 170, 1], [299, 1]])
 def test_attention_in_any_chunks(
-    ops: Ops, window: int | None, dtype: torch.dtype, cuts: list[int]
+    ops: Ops[Tensor], window: int | None, dtype: torch.dtype, cuts: list[int]
 ) -> None:
     context = Context(dtype)
     whole = context.attend(ops, 0, CONTEXT, window)
@@ -183,7 +185,7 @@ def test_attention_in_any_chunks(
         start += count
 
 
-def test_attention_beside_others(ops: Ops) -> None:
+def test_attention_beside_others(ops: Ops[Tensor]) -> None:
     context = Context()
     whole = context.attend(ops, 0, CONTEXT, None)
     rows = [(0, 7), (280, 300), (99, 100)]  # three requests over one context

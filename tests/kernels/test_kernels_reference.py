@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from kernels.ops import Ops, batch_invariant_ops, op_backends, reference_ops
+from kernels.reference.bitmask import apply_token_bitmask
 
 
-def _batch_invariant_ops() -> Ops:
+def _batch_invariant_ops() -> Ops[Tensor]:
     return batch_invariant_ops([torch.ones(8, 24)], num_kv_heads=2, head_dim=24)
 
 
 @pytest.fixture(params=[reference_ops, _batch_invariant_ops])
-def ops(request: pytest.FixtureRequest) -> Ops:
-    ops: Ops = request.param()
+def ops(request: pytest.FixtureRequest) -> Ops[Tensor]:
+    ops: Ops[Tensor] = request.param()
     return ops
 
 
@@ -35,7 +36,7 @@ def test_every_op_names_its_backend() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 64), (7, 3, 24)])
-def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
+def test_rms_norm(ops: Ops[Tensor], shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape) * 3, torch.randn(shape[-1])
     got = ops.rms_norm(x, weight, 1e-5)
     for index in np.ndindex(shape[:-1]):
@@ -45,14 +46,14 @@ def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(got[index], torch.tensor(want))
 
 
-def test_rms_norm_of_half_precision_is_computed_in_float32(ops: Ops) -> None:
+def test_rms_norm_of_half_precision_is_computed_in_float32(ops: Ops[Tensor]) -> None:
     x = torch.full((2, 8), 300.0, dtype=torch.float16)  # its square overflows float16
     got = ops.rms_norm(x, torch.ones(8, dtype=torch.float16), 1e-5)
     assert got.dtype == torch.float16
     torch.testing.assert_close(got, torch.ones_like(got))
 
 
-def test_add_rms_norm_keeps_the_sum(ops: Ops) -> None:
+def test_add_rms_norm_keeps_the_sum(ops: Ops[Tensor]) -> None:
     x, residual, weight = torch.randn(5, 24), torch.randn(5, 24), torch.randn(24)
     total = x + residual
     got = ops.add_rms_norm(x, residual, weight, 1e-6)
@@ -60,7 +61,7 @@ def test_add_rms_norm_keeps_the_sum(ops: Ops) -> None:
     torch.testing.assert_close(got, ops.rms_norm(total, weight, 1e-6))
 
 
-def test_rotary_rotates_pairs_and_writes_slots(ops: Ops) -> None:
+def test_rotary_rotates_pairs_and_writes_slots(ops: Ops[Tensor]) -> None:
     heads, kv_heads, dim, block_size = 3, 2, 6, 4
     positions, slots = torch.tensor([4, 0, 9]), torch.tensor([7, 2, 12])
     angles = torch.rand(10, dim // 2) * 6
@@ -157,7 +158,7 @@ SHARES = [
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 3, 8), (9, 3, 20), (4, 1, 16)])
 def test_paged_attention(
-    ops: Ops,
+    ops: Ops[Tensor],
     shares: list[tuple[int, int]],
     heads: int,
     kv_heads: int,
@@ -177,7 +178,7 @@ def test_paged_attention(
     torch.testing.assert_close(got, dense_attention(batch, 0.3, window), rtol=1e-4, atol=1e-5)
 
 
-def test_paged_attention_reads_a_narrower_cache(ops: Ops) -> None:
+def test_paged_attention_reads_a_narrower_cache(ops: Ops[Tensor]) -> None:
     batch = attention_batch([(37, 5), (16, 1)], 4, 2, 16, block_size=16)
     got = ops.paged_attention(
         batch.q_TND,
@@ -211,13 +212,13 @@ def test_a_long_context_is_not_materialised_as_scores() -> None:
     assert largest < heads * chunk * context * 4 / 2
 
 
-def test_silu_mul(ops: Ops) -> None:
+def test_silu_mul(ops: Ops[Tensor]) -> None:
     gate, up = torch.randn(5, 9), torch.randn(5, 9)
     want = gate / (1 + (-gate).exp()) * up
     torch.testing.assert_close(ops.silu_mul(torch.cat((gate, up), dim=-1)), want)
 
 
-def test_linear_and_logits_head(ops: Ops) -> None:
+def test_linear_and_logits_head(ops: Ops[Tensor]) -> None:
     x, weight, bias = torch.randn(5, 9), torch.randn(7, 9), torch.randn(7)
     torch.testing.assert_close(ops.linear(x, weight, None), x @ weight.T)
     torch.testing.assert_close(ops.linear(x, weight, bias), x @ weight.T + bias)
@@ -226,7 +227,7 @@ def test_linear_and_logits_head(ops: Ops) -> None:
     torch.testing.assert_close(logits, x @ weight.T, rtol=0.05, atol=0.1)
 
 
-def test_copy_blocks(ops: Ops) -> None:
+def test_copy_blocks(ops: Ops[Tensor]) -> None:
     cache = torch.randn(3, 2, 7, 4, 2, 6)
     before = cache.clone()
     ops.copy_blocks(cache, torch.tensor([5, 1, 5]), torch.tensor([0, 4, 6]))
@@ -234,7 +235,7 @@ def test_copy_blocks(ops: Ops) -> None:
         assert cache[:, :, block].equal(before[:, :, source])
 
 
-def test_copy_blocks_of_a_half_cache_with_garbage_in_it(ops: Ops) -> None:
+def test_copy_blocks_of_a_half_cache_with_garbage_in_it(ops: Ops[Tensor]) -> None:
     cache = torch.full((1, 2, 3, 4, 1, 2), torch.nan, dtype=torch.bfloat16)
     cache[:, :, 2, :3] = 7.0
     ops.copy_blocks(cache, torch.tensor([2]), torch.tensor([0]))
@@ -244,7 +245,7 @@ def test_copy_blocks_of_a_half_cache_with_garbage_in_it(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 100])
-def test_apply_token_bitmask(ops: Ops, vocab_size: int) -> None:
+def test_apply_token_bitmask(vocab_size: int) -> None:
     logits = torch.randn(4, vocab_size)
     before = logits.clone()
     allowed = torch.rand(2, vocab_size) < 0.5
@@ -252,7 +253,7 @@ def test_apply_token_bitmask(ops: Ops, vocab_size: int) -> None:
     for row, token in allowed.nonzero().tolist():
         words[row, token // 32] |= 1 << (token % 32)
     as_int32 = (words - ((words >> 31) << 32)).to(torch.int32)  # the top bit is the sign
-    ops.apply_token_bitmask(logits, torch.tensor([2, 0]), as_int32)
+    apply_token_bitmask(logits, torch.tensor([2, 0]), as_int32)
     assert logits[1].equal(before[1])
     assert logits[3].equal(before[3])
     for mask_row, row in enumerate((2, 0)):

@@ -1,0 +1,1 @@
+"""Every op in C++ for CPUs: vectorised, on one pool of threads, each row computed for itself."""
