@@ -29,7 +29,9 @@ def measure(model_dir: Path, num_steps: int = 5) -> dict[str, float]:
     for name, batch_invariant in (("plain", False), ("invariant", True)):
         runner = ModelRunner(
             CoreConfig(
-                ModelConfig(str(model_dir), "bench", batch_invariant=batch_invariant),
+                ModelConfig(
+                    str(model_dir), "bench", kernels="reference", batch_invariant=batch_invariant
+                ),
                 CacheConfig(_BLOCK_SIZE, num_blocks=max(BATCHES) * _BLOCKS_EACH),
             )
         )

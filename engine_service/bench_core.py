@@ -3,6 +3,7 @@
     scheduler        us of schedule() and update, per running request and step (`simulate`)
     blocks           operations of the block pool a second, evictions among them
     sampler          us per row (`bench_sampler`)
+    step             us of a step beside its forward, by part (`bench_step`)
     preemption       tokens computed again, and steps more, for each request preempted
     batch_invariant  ms a step of the model takes with and without the flag
 
@@ -24,10 +25,12 @@ import torch
 
 from engine_service.bench_batch_invariant import measure as measure_batch_invariant
 from engine_service.bench_sampler import measure as measure_sampler
+from engine_service.bench_step import measure as measure_step
 from engine_service.block_pool import BlockPool
 from engine_service.config import SchedulerConfig
 from engine_service.model_store import resolve_model
 from engine_service.simulate import Simulation, make_request, measure_bookkeeping, measure_flood
+from kernels.sampling_ops import cpu_sampling_ops
 
 _NUM_BLOCKS: Final = 4096
 _CHAIN_BLOCKS: Final = 38  # of a request of 600 tokens
@@ -105,7 +108,8 @@ def measure_all(model_dir: Path) -> dict[str, Figures]:
     return {
         "scheduler": measure_scheduler(),
         "blocks": measure_blocks(),
-        "sampler": measure_sampler(),
+        "sampler": measure_sampler(cpu_sampling_ops()),
+        "step": measure_step(),
         "preemption": measure_preemption(),
         "batch_invariant": measure_batch_invariant(model_dir),
     }

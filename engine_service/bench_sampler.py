@@ -1,4 +1,5 @@
-"""python -m engine_service.bench_sampler: what sampling costs, as JSON: microseconds per row.
+"""python -m engine_service.bench_sampler: what sampling costs, as JSON: microseconds per row, by
+backend. All threads take part.
 
 Rows are random logits of a vocabulary of 49,152. At temperature 0.8 some tens of tokens make up
 90 % of a row; at 2 it takes thousands ("wide"). Each figure is the median of some steps, of one
@@ -17,7 +18,8 @@ from torch import Tensor
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.request import Request
 from engine_service.sampler import sample_tokens
-from kernels.ops import reference_ops
+from kernels.cpu.library import set_num_threads
+from kernels.sampling_ops import SamplingOps, cpu_sampling_ops, reference_sampling_ops
 
 VOCAB_SIZE = 49_152
 NUM_ROWS = (1, 32, 256)
@@ -40,24 +42,30 @@ KINDS: dict[str, SamplingParams] = {
 }
 
 
-def measure(num_steps: int = 5) -> dict[str, float]:
+def measure(ops: SamplingOps, num_steps: int = 9) -> dict[str, float]:
     """Microseconds per row, by "sampler_<kind>_<rows>_rows_us"."""
+    set_num_threads(torch.get_num_threads())
     generator = torch.Generator().manual_seed(0)
     logits_RV = torch.randn(max(NUM_ROWS), VOCAB_SIZE, generator=generator) * 4.0
     return {
-        f"sampler_{kind}_{num_rows}_rows_us": _us_per_row(logits_RV[:num_rows], params, num_steps)
+        f"sampler_{kind}_{num_rows}_rows_us": _us_per_row(
+            logits_RV[:num_rows], params, ops, num_steps
+        )
         for kind, params in KINDS.items()
         for num_rows in NUM_ROWS
     }
 
 
 @torch.inference_mode()
-def _us_per_row(logits_RV: Tensor, params: SamplingParams, num_steps: int) -> float:
-    num_rows, ops = logits_RV.shape[0], reference_ops()
+def _us_per_row(
+    logits_RV: Tensor, params: SamplingParams, ops: SamplingOps, num_steps: int
+) -> float:
+    num_rows = logits_RV.shape[0]
     requests = [_request(row, params) for row in range(num_rows)]
+    step_logits_RV = torch.empty_like(logits_RV)
     seconds = []
     for _ in range(num_steps + 1):  # the first one warms up
-        step_logits_RV = logits_RV.clone()
+        step_logits_RV.copy_(logits_RV)
         start = time.perf_counter()
         sample_tokens(step_logits_RV, requests, None, ops)
         seconds.append(time.perf_counter() - start)
@@ -72,5 +80,14 @@ def _request(row: int, params: SamplingParams) -> Request:
     return request
 
 
+def main() -> None:
+    backends = {"cpu": cpu_sampling_ops(), "reference": reference_sampling_ops()}
+    figures = {
+        backend: {name: round(us, 1) for name, us in measure(ops).items()}
+        for backend, ops in backends.items()
+    }
+    print(json.dumps(figures, indent=2))
+
+
 if __name__ == "__main__":
-    print(json.dumps({name: round(us, 1) for name, us in measure().items()}, indent=2))
+    main()

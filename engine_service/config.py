@@ -10,7 +10,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     served_model_name: str
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto: float32 on a CPU
-    quantization: str = "none"
+    quantization: str = "auto"  # auto, none, int8, int4; see decoder_loader.py
+    kernels: str = "auto"  # auto, cpu, reference
     max_model_len: int | None = None  # tokens; None: the model's
     batch_invariant: bool = False  # a token's bits don't depend on what else a step computes
 
@@ -20,7 +21,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     kv_cache_memory_bytes: int | None = None  # None: by the arithmetic of `kv_cache_pool.py`
     gpu_memory_utilization: float = 0.9  # share of a CUDA device for weights and KV cache
     num_blocks: int | None = None  # overrides the memory arithmetic
-    kv_cache_dtype: str = "auto"  # auto: the model's dtype
+    kv_cache_dtype: str = "auto"  # auto: float16 on the CPU kernels, else the model's dtype
     enable_prefix_caching: bool = True
 
 

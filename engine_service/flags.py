@@ -125,13 +125,25 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         default=_MODEL.dtype,
         help="of weights and activations; auto: float32 on a CPU",
     )
-    add("--quantization", choices=("none",), default=_MODEL.quantization, help="of the weights")
+    add(
+        "--quantization",
+        choices=("auto", "none", "int8", "int4"),
+        default=_MODEL.quantization,
+        help="of the weights; auto: int8 with the CPU kernels, else none",
+    )
+    add(
+        "--kernels",
+        choices=("auto", "cpu", "reference"),
+        default=_MODEL.kernels,
+        help="what computes; auto: on a CPU the compiled kernels",
+    )
     add("--max-model-len", type=_whole(2), help="context in tokens; none: the model's")
     add("--num-threads", type=_whole(1, 1024), help="of the compute kernels; none: torch's choice")
     add(
         "--batch-invariant",
         action="store_true",
-        help="the same tokens whatever else is in the batch, cached or preempted; slower",
+        help="the same tokens whatever else is in the batch; the CPU kernels always do so, "
+        "for others it is slower",
     )
 
 
@@ -154,7 +166,7 @@ def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default=_CACHE.kv_cache_dtype,
-        help="auto: the model's",
+        help="auto: float16 on the CPU kernels, else the model's",
     )
     add(
         "--enable-prefix-caching",
@@ -242,6 +254,7 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             device=arguments.device,
             dtype=arguments.dtype,
             quantization=arguments.quantization,
+            kernels=arguments.kernels,
             max_model_len=arguments.max_model_len,
             batch_invariant=arguments.batch_invariant,
         ),

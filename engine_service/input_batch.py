@@ -38,44 +38,35 @@ def build_input_batch(
     scheduled: list[ScheduledRequest], block_size: int, device: torch.device
 ) -> InputBatch:
     """Needs at least one scheduled request. Copies: the scheduler's lists stay its own."""
-    num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled], np.int32)
-    num_computed_R = np.array([share.num_computed_tokens for share in scheduled], np.int32)
+    num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
+    num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
     query_start_loc_R1 = np.zeros(len(scheduled) + 1, np.int32)
-    np.cumsum(num_scheduled_R, out=query_start_loc_R1[1:])
+    num_scheduled_R.cumsum(out=query_start_loc_R1[1:])
 
-    rows_T = np.repeat(np.arange(len(scheduled)), num_scheduled_R)
-    first_position_R = num_computed_R - query_start_loc_R1[:-1]
-    positions_T = np.arange(query_start_loc_R1[-1]) + first_position_R[rows_T]
+    rows_T = np.arange(len(scheduled)).repeat(num_scheduled_R)
+    positions_T = np.arange(len(rows_T)) + (num_computed_R - query_start_loc_R1[:-1])[rows_T]
     block_table_RM = _block_table(scheduled)
-    blocks_T = block_table_RM[rows_T, positions_T // block_size].astype(np.int64)
-    slot_mapping_T = blocks_T * block_size + positions_T % block_size
-    samples_R = np.array([share.samples for share in scheduled], np.bool_)
+    block_positions_T, offsets_T = np.divmod(positions_T, block_size)
+    slot_mapping_T = offsets_T + block_table_RM[rows_T, block_positions_T] * np.int64(block_size)
+    sampling = [row for row, share in enumerate(scheduled) if share.samples]
+    input_ids: list[int] = []
+    for share in scheduled:
+        first = share.num_computed_tokens
+        input_ids += share.request.token_ids[first : first + share.num_scheduled_tokens]
 
     def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return InputBatch(
-        input_ids_T=tensor(_input_ids(scheduled, int(query_start_loc_R1[-1]))),
+        input_ids_T=tensor(np.array(input_ids)),
         positions_T=tensor(positions_T),
         slot_mapping_T=tensor(slot_mapping_T),
         query_start_loc_R1=tensor(query_start_loc_R1),
-        seq_lens_R=tensor(num_computed_R + num_scheduled_R),
+        seq_lens_R=tensor((num_computed_R + num_scheduled_R).astype(np.int32)),
         block_table_RM=tensor(block_table_RM),
-        logits_indices=tensor(query_start_loc_R1[1:][samples_R].astype(np.int64) - 1),
-        sampling_requests=[share.request for share in scheduled if share.samples],
+        logits_indices=tensor(query_start_loc_R1[1:][sampling] - np.int64(1)),
+        sampling_requests=[scheduled[row].request for row in sampling],
     )
-
-
-def _input_ids(
-    scheduled: list[ScheduledRequest], num_tokens: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    input_ids_T = np.empty(num_tokens, np.int64)
-    start = 0
-    for share in scheduled:
-        first, count = share.num_computed_tokens, share.num_scheduled_tokens
-        input_ids_T[start : start + count] = share.request.token_ids[first : first + count]
-        start += count
-    return input_ids_T
 
 
 def _block_table(
@@ -83,6 +74,6 @@ def _block_table(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
     longest = max(len(share.block_ids) for share in scheduled)
     block_table_RM = np.zeros((len(scheduled), longest), np.int32)
-    for row, share in enumerate(scheduled):
-        block_table_RM[row, : len(share.block_ids)] = share.block_ids
+    for row_M, share in zip(block_table_RM, scheduled, strict=True):
+        row_M[: len(share.block_ids)] = share.block_ids
     return block_table_RM

@@ -14,55 +14,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from engine_service.errors import InternalError
-from engine_service.logit_tiles import row_tiles
 from engine_service.messages import Failure, TokenLogprobs
 from engine_service.request import RequestKey
 from engine_service.scheduler_output import ScheduledRequest
+from kernels.sampling_batch import Ints, LogprobRows
+from kernels.sampling_ops import SamplingOps
 
 NOT_FINITE = Failure(InternalError.reason, "The model's output is not a finite number.")
 PROMPT_ROWS_AT_ONCE = 64  # of logits; 12 MiB with a vocabulary of 49,152
 
 
-def gather_logprobs(
-    logits_LV: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprobs]:
-    """By row: its token's logprob and rank, and the `num_top` likeliest tokens. Reads only."""
-    return [
-        entry
-        for some in row_tiles(logits_LV, len(token_ids))
-        for entry in _gather_tile(logits_LV[some], token_ids[some], num_top[some])
-    ]
-
-
-def _gather_tile(
-    logits_LV: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprobs]:
-    logprobs_LV = logits_LV.log_softmax(dim=-1)
-    chosen_L1 = torch.tensor(token_ids, device=logits_LV.device).unsqueeze(1)
-    chosen_logprobs_L1 = logprobs_LV.gather(1, chosen_L1)
-    ranks = ((logprobs_LV > chosen_logprobs_L1).sum(dim=-1) + 1).tolist()
-    top = logprobs_LV.topk(min(max(num_top), logits_LV.shape[1]), dim=-1)
-    rows = zip(
-        chosen_logprobs_L1.squeeze(1).tolist(),
-        ranks,
-        top.indices.tolist(),
-        top.values.tolist(),
-        num_top,
+def logprob_entries(rows: LogprobRows, num_top_L: Ints) -> list[TokenLogprobs]:
+    told = zip(
+        rows.logprobs_L.tolist(),
+        rows.ranks_L.tolist(),
+        rows.top_token_ids_LN.tolist(),
+        rows.top_logprobs_LN.tolist(),
+        num_top_L.tolist(),
         strict=True,
     )
     return [
         TokenLogprobs(logprob, rank, ids[:count], values[:count])
-        for logprob, rank, ids, values, count in rows
+        for logprob, rank, ids, values, count in told
     ]
 
 
 def prompt_logprobs(
     scheduled: Sequence[ScheduledRequest],
     logits_of: Callable[[range], Tensor],
+    ops: SamplingOps,
 ) -> tuple[dict[RequestKey, list[TokenLogprobs]], dict[RequestKey, Failure]]:
     """Of the requests that ask, for this step's share; `logits_of` takes flat rows of the step."""
     told: dict[RequestKey, list[TokenLogprobs]] = {}
@@ -76,9 +60,11 @@ def prompt_logprobs(
             for start in range(positions.start, positions.stop, PROMPT_ROWS_AT_ONCE):
                 stop = min(start + PROMPT_ROWS_AT_ONCE, positions.stop)
                 logits_LV = logits_of(range(start + to_row, stop + to_row))
-                targets = request.prompt_token_ids[start + 1 : stop + 1]
-                num_top = [request.num_prompt_logprobs or 0] * len(targets)
-                entries += gather_logprobs(logits_LV, targets, num_top)
+                targets_L = np.array(request.prompt_token_ids[start + 1 : stop + 1])
+                num_top = min(request.num_prompt_logprobs or 0, logits_LV.shape[1])
+                num_top_L = np.full(len(targets_L), num_top)
+                told_of = ops.token_logprobs(logits_LV, targets_L, num_top_L)
+                entries += logprob_entries(told_of, num_top_L)
             if all(math.isfinite(entry.logprob) for entry in entries):
                 told[request.key] = entries
             else:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine_service.config import CoreConfig
+from engine_service.decoder_loader import load_decoder, uses_cpu_kernels
 from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.input_batch import build_input_batch
 from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
@@ -19,19 +20,14 @@ from engine_service.logprobs import prompt_logprobs
 from engine_service.messages import TokenLogprobs
 from engine_service.model_error import ModelError
 from engine_service.model_loader import Checkpoint, check_shapes
-from engine_service.models.config import DecoderConfig, read_config, read_eos_token_ids
-from engine_service.models.decoder import Decoder
-from engine_service.models.weights import (
-    DecoderWeights,
-    expected_shapes,
-    ignored_tensors,
-    load_weights,
-)
+from engine_service.models.config import read_config, read_eos_token_ids
+from engine_service.models.weights import expected_shapes, ignored_tensors
 from engine_service.request import RequestKey
 from engine_service.sampler import sample_tokens
 from engine_service.scheduler_output import BlockCopy, ModelRunnerOutput, SchedulerOutput
-from kernels.ops import Ops, batch_invariant_ops, op_backends, reference_ops
-from kernels.reference.row_tiles import NotBatchInvariant
+from kernels.cpu.library import set_num_threads
+from kernels.ops import op_backends
+from kernels.sampling_ops import cpu_sampling_ops, reference_sampling_ops
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +40,14 @@ class ModelRunner:
     def __init__(self, config: CoreConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        if config.model.quantization != "none":
-            raise ModelError(f"quantization {config.model.quantization!r} is not supported.")
         model_dir = Path(config.model.model_dir)
         model = read_config(model_dir)
         self._device = _pick_device(config.model.device)
         dtype = _pick_dtype("dtype", config.model.dtype, _auto_dtype(model.dtype, self._device))
-        kv_dtype = _pick_dtype("kv_cache_dtype", config.cache.kv_cache_dtype, dtype)
+        cpu_kernels = uses_cpu_kernels(config.model, self._device, dtype)
+        kv_dtype = _pick_kv_dtype(config.cache.kv_cache_dtype, dtype, cpu_kernels)
+        if cpu_kernels:
+            set_num_threads(torch.get_num_threads())
         num_weights = sum(math.prod(shape) for shape in expected_shapes(model).values())
         plan = plan_kv_cache(
             model,
@@ -62,10 +59,18 @@ class ModelRunner:
         )
         with Checkpoint(model_dir) as checkpoint:
             check_shapes(checkpoint.shapes, expected_shapes(model), ignored_tensors(model))
-            weights = load_weights(model, lambda name: checkpoint.load(name, dtype, self._device))
+            loaded = load_decoder(
+                model,
+                checkpoint,
+                lambda name: checkpoint.load(name, dtype, self._device),
+                config.model,
+                plan.max_model_len,
+                cpu_kernels,
+            )
             self.weights_digest = checkpoint.digest()
-        self._ops = _pick_ops(model, weights, config.model.batch_invariant)
-        self._decoder = Decoder(model, weights, self._ops, plan.max_model_len)
+        self._decoder = loaded.decoder
+        self._copy = loaded.copy_blocks
+        self._sampling_ops = cpu_sampling_ops() if cpu_kernels else reference_sampling_ops()
         self._kv_cache = allocate_kv_cache(model, plan, kv_dtype, self._device)
         self._block_size = plan.block_size
 
@@ -77,12 +82,16 @@ class ModelRunner:
         self.device_name = self._device.type
         self.dtype_name = _dtype_name(dtype)
         self.kv_cache_dtype_name = _dtype_name(kv_dtype)
-        self.op_backends = op_backends(self._ops)
+        self.op_backends = loaded.op_backends | op_backends(self._sampling_ops)
+        self.quantization = loaded.quantization
+        self.batch_invariant = loaded.batch_invariant
         _log.info(
-            "%s on %s in %s with %d threads. %s",
+            "%s on %s in %s, quantization %s, KV cache in %s, with %d threads. %s",
             self.architecture,
             self.device_name,
             self.dtype_name,
+            self.quantization,
+            self.kv_cache_dtype_name,
             torch.get_num_threads(),
             plan,
         )
@@ -99,19 +108,18 @@ class ModelRunner:
             return ModelRunnerOutput(sampled_token_ids={})
         self._copy_blocks(scheduler_output.block_copies)
         batch = build_input_batch(scheduler_output.scheduled, self._block_size, self._device)
-        hidden = self._decoder.forward(batch, self._kv_cache)
+        hidden_TH = self._decoder.forward(batch, self._kv_cache)
         told, failures = prompt_logprobs(
             scheduler_output.scheduled,
-            lambda rows: self._decoder.logits(
-                hidden, torch.arange(rows.start, rows.stop, device=self._device)
-            ),
+            lambda rows: self._decoder.logits(hidden_TH[rows.start : rows.stop]),
+            self._sampling_ops,
         )
         requests = batch.sampling_requests
         token_ids: dict[RequestKey, int] = {}
         logprobs: dict[RequestKey, TokenLogprobs] = {}
         if requests:
-            logits_RV = self._decoder.logits(hidden, batch.logits_indices)
-            sampled = sample_tokens(logits_RV, requests, token_bitmask, self._ops)
+            logits_RV = self._decoder.logits(hidden_TH[batch.logits_indices])
+            sampled = sample_tokens(logits_RV, requests, token_bitmask, self._sampling_ops)
             for request, token in zip(requests, sampled, strict=True):
                 if token.failure is not None:
                     failures[request.key] = token.failure
@@ -124,7 +132,7 @@ class ModelRunner:
     def _copy_blocks(self, copies: list[BlockCopy]) -> None:
         if copies:
             sources, destinations = torch.tensor(copies, device=self._device).T.contiguous()
-            self._ops.copy_blocks(self._kv_cache, sources, destinations)
+            self._copy(self._kv_cache, sources, destinations)
 
 
 def _pick_device(name: str) -> torch.device:
@@ -152,18 +160,12 @@ def _pick_dtype(field: str, name: str, auto: torch.dtype) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _pick_ops(model: DecoderConfig, weights: DecoderWeights, batch_invariant: bool) -> Ops:
-    if not batch_invariant:
-        return reference_ops()
-    layer = weights.layers[0]  # the others have the same shapes
-    matrices = (layer.qkv_OH, layer.output_HO, layer.gate_up_GH, layer.down_HF, weights.head_VH)
-    try:
-        return batch_invariant_ops(matrices, model.num_kv_heads, model.head_dim)
-    except NotBatchInvariant as error:
-        raise ModelError(
-            "batch_invariant cannot be had on this machine: a row of a matrix product depends on "
-            "its place in the batch; try another num_threads, dtype or device."
-        ) from error
+def _pick_kv_dtype(name: str, dtype: torch.dtype, cpu_kernels: bool) -> torch.dtype:
+    """auto: half precision where the kernels read it as fast as it comes, else the model's."""
+    kv_dtype = _pick_dtype("kv_cache_dtype", name, torch.float16 if cpu_kernels else dtype)
+    if cpu_kernels and kv_dtype == torch.bfloat16:
+        raise ModelError("The cpu kernels keep the KV cache in float32 or float16 only.")
+    return kv_dtype
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,0 +1,187 @@
+"""Which kernels compute, in which form they get the weights, and the decoder made of both.
+
+    device   kernels     weights                       decoder
+    cpu      cpu         packed: float32, int8, int4   one fused call a step
+             reference   tensors, or quantized ones    op by op
+    cuda     reference   tensors, or quantized ones    op by op
+
+`auto` kernels are the CPU's own where they can be had, and then `auto` quantization is int8, which
+is the fastest in batches and hardly differs from float32 (docs/performance.md). The reference
+computes what it is given, and says in the log that it does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine_service.config import ModelConfig
+from engine_service.model_error import ModelError
+from engine_service.model_loader import Checkpoint
+from engine_service.model_store import cache_dir
+from engine_service.models.config import DecoderConfig
+from engine_service.models.decoder import Decoder, StepDecoder
+from engine_service.models.fused_decoder import FusedDecoder
+from engine_service.models.weights import (
+    DecoderWeights,
+    LoadTensor,
+    MatrixSpec,
+    load_weights,
+    matrix_specs,
+)
+from engine_service.packed_weights import PackedWeightsCache, pack_in_memory, quantization_of
+from kernels.cpu.build import KernelBuildError
+from kernels.cpu.library import library
+from kernels.cpu.linear import PackedMatrix, Quantization
+from kernels.ops import (
+    Ops,
+    batch_invariant_ops,
+    cpu_ops,
+    op_backends,
+    quantized_reference_ops,
+    reference_ops,
+)
+from kernels.reference.quantized import QuantizedMatrix, quantize_matrix
+from kernels.reference.row_tiles import NotBatchInvariant
+
+_log = logging.getLogger(__name__)
+
+KERNELS = ("auto", "cpu", "reference")
+QUANTIZATIONS: Mapping[str, Quantization] = {"none": "none", "int8": "int8", "int4": "int4"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDecoder:
+    decoder: StepDecoder
+    copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    op_backends: dict[str, str]
+    quantization: Quantization
+    batch_invariant: bool
+
+
+def uses_cpu_kernels(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the compiled kernels compute; compiles them. When not, the log says why.
+
+    Raises ModelError when they were asked for and can't.
+    """
+    if config.kernels not in KERNELS:
+        raise ModelError(f"The kernels {config.kernels!r} are not one of {', '.join(KERNELS)}.")
+    if config.kernels == "reference":
+        return False
+    if device.type != "cpu" or dtype != torch.float32:
+        if config.kernels == "cpu":
+            raise ModelError("The cpu kernels compute in float32 on a CPU only.")
+        if device.type == "cpu":
+            _log.warning("%s on a CPU is computed by the reference kernels, slowly", dtype)
+        return False
+    try:
+        library()
+    except KernelBuildError as error:
+        if config.kernels == "cpu":
+            raise ModelError(str(error)) from error
+        _log.warning("the reference kernels compute, several times slower: %s", error)
+        return False
+    return True
+
+
+def load_decoder(
+    model: DecoderConfig,
+    checkpoint: Checkpoint,
+    load: LoadTensor,
+    config: ModelConfig,
+    max_model_len: int,
+    cpu_kernels: bool,
+) -> LoadedDecoder:
+    """`load` gives the checkpoint's tensors in the decoder's dtype. Raises ModelError."""
+    if config.quantization != "auto" and config.quantization not in QUANTIZATIONS:
+        raise ModelError(
+            f"The quantization {config.quantization!r} is not one of auto, "
+            f"{', '.join(QUANTIZATIONS)}."
+        )
+    asked = QUANTIZATIONS.get(config.quantization)  # None: auto
+    if cpu_kernels:
+        return _on_cpu_kernels(model, checkpoint, load, asked, max_model_len)
+    if asked is None or asked == "none":
+        return _on_reference(model, load, config.batch_invariant, max_model_len)
+    if config.batch_invariant:
+        raise ModelError("batch_invariant with quantized weights needs the cpu kernels.")
+    return _on_quantized_reference(model, load, asked, max_model_len)
+
+
+def _on_cpu_kernels(
+    model: DecoderConfig,
+    checkpoint: Checkpoint,
+    load: LoadTensor,
+    asked: Quantization | None,
+    max_model_len: int,
+) -> LoadedDecoder:
+    specs = matrix_specs(model)
+    try:
+        if asked == "none":
+            quantization: Quantization = asked
+            packed = pack_in_memory(specs, asked, load)
+        else:
+            cache = PackedWeightsCache(cache_dir() / "packed", checkpoint.digest(), specs, load)
+            quantization = asked or "int8"
+            packed = cache.open(quantization)
+    except ValueError as error:
+        raise ModelError(
+            f"The weights can't be quantized: {error}; quantization none can."
+        ) from error
+    weights: DecoderWeights[PackedMatrix] = load_weights(
+        model, load, lambda spec: packed[spec.name]
+    )
+    ops = cpu_ops()
+    return LoadedDecoder(
+        decoder=FusedDecoder(model, weights, max_model_len),
+        copy_blocks=ops.copy_blocks,
+        op_backends=op_backends(ops),
+        quantization=quantization,
+        batch_invariant=True,
+    )
+
+
+def _on_reference(
+    model: DecoderConfig, load: LoadTensor, batch_invariant: bool, max_model_len: int
+) -> LoadedDecoder:
+    weights = load_weights(model, load, lambda spec: spec.load(load))
+    ops = _batch_invariant_ops(model, weights) if batch_invariant else reference_ops()
+    return LoadedDecoder(
+        decoder=Decoder(model, weights, ops, max_model_len),
+        copy_blocks=ops.copy_blocks,
+        op_backends=op_backends(ops),
+        quantization="none",
+        batch_invariant=batch_invariant,
+    )
+
+
+def _on_quantized_reference(
+    model: DecoderConfig, load: LoadTensor, quantization: Quantization, max_model_len: int
+) -> LoadedDecoder:
+    def quantized(spec: MatrixSpec) -> QuantizedMatrix:
+        return quantize_matrix(spec.load(load), quantization_of(spec, quantization))
+
+    ops: Ops[QuantizedMatrix] = quantized_reference_ops()
+    return LoadedDecoder(
+        decoder=Decoder(model, load_weights(model, load, quantized), ops, max_model_len),
+        copy_blocks=ops.copy_blocks,
+        op_backends=op_backends(ops),
+        quantization=quantization,
+        batch_invariant=False,
+    )
+
+
+def _batch_invariant_ops(model: DecoderConfig, weights: DecoderWeights[Tensor]) -> Ops[Tensor]:
+    layer = weights.layers[0]  # the others have the same shapes
+    matrices = (layer.qkv_OH, layer.output_HO, layer.gate_up_GH, layer.down_HF, weights.head_VH)
+    try:
+        return batch_invariant_ops(matrices, model.num_kv_heads, model.head_dim)
+    except NotBatchInvariant as error:
+        raise ModelError(
+            "batch_invariant cannot be had on this machine: a row of a matrix product depends on "
+            "its place in the batch; try another num_threads, dtype or device."
+        ) from error
