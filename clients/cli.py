@@ -21,6 +21,7 @@ usage: firsttoken COMMAND [arguments]
   facade --engine HOST:PORT  an HTTP facade alone, in front of a running engine
   models                     the imported models and where they lie
   control flush|drain --engine HOST:PORT  forget cached prefixes, or let the engine finish and end
+  bench --url URL | --grpc HOST:PORT      load a server and say how it did; compare, sweep
 
 `firsttoken COMMAND --help` lists the flags; `firsttoken --version` prints the version."""
 
@@ -48,13 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from clients.control import control  # gRPC
 
         return control(rest)
+    if command == "bench":
+        return _bench(rest)
     if command in _MODULES:
         replacement = module_command(*_MODULES[command], *rest)
         os.execv(replacement[0], replacement)
-    close = difflib.get_close_matches(command, ["serve", "control", *_MODULES], n=1)
+    close = difflib.get_close_matches(command, ["serve", "control", "bench", *_MODULES], n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     print(f"firsttoken: there is no command {command}.{hint}\n\n{_USAGE}", file=sys.stderr)
     return 2
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    try:
+        from clients.bench.command import bench  # brings an HTTP client, which the base has not
+    except ModuleNotFoundError as error:
+        print(f"firsttoken bench needs firsttoken[facade]: no {error.name}", file=sys.stderr)
+        return 2
+    return bench(arguments)
 
 
 def _version() -> str:

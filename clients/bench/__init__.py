@@ -1,0 +1,1 @@
+"""`firsttoken bench`: a load generator for OpenAI-compatible servers and for our gRPC."""
