@@ -1,6 +1,7 @@
 # `make serve` and `make test` set everything up on their own; a second run installs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check bench-core protos docs clean
+.PHONY: help install serve test test-full check bench-core
+.PHONY: bench-kernels bench-model bench-quality bench-stream protos docs clean
 
 BIN := .venv/bin
 PACKAGES := clients engine_service http_facade kernels protos scripts traces tests
@@ -30,6 +31,18 @@ check: install ## lint, format, types, and that generated code and pages are cur
 
 bench-core: install ## what scheduler, blocks, sampler, preemption and --batch-invariant cost
 	$(BIN)/python -m engine_service.bench_core --json $(or $(JSON),build/bench-core.json)
+
+bench-kernels: install ## each kernel beside the limits of this machine
+	$(BIN)/python -m kernels.bench --json $(or $(JSON),build/bench-kernels.json)
+
+bench-model: install ## milliseconds of a step of the model, by quantization
+	$(BIN)/python -m engine_service.bench_model --json $(or $(JSON),build/bench-model.json)
+
+bench-stream: install ## CPU that the engine service and the facade take per output token
+	$(BIN)/python -m engine_service.bench_stream --json $(or $(JSON),build/bench-stream.json)
+
+bench-quality: install ## perplexity and agreement of each quantization, beside float32
+	$(BIN)/python -m engine_service.bench_quality --json $(or $(JSON),build/bench-quality.json)
 
 protos: install ## generate protos/engine_pb2*.py from protos/engine.proto
 	scripts/protos.sh

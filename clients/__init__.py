@@ -10,48 +10,52 @@
 
 from __future__ import annotations
 
-from clients.engine_client import EngineClient
-from clients.errors import (
-    CallCancelled,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    EngineClientError,
-    EngineUnavailable,
-    FieldViolation,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    OutOfMemory,
-    PermissionDenied,
-    QueueFull,
-    RequestIdInUse,
-    SlowReader,
-    TokenizerStale,
-    Unauthenticated,
-)
-from clients.generate_stream import GenerateStream
-from clients.options import ClientOptions, TlsOptions
-from clients.sync_client import SyncEngineClient, SyncGenerateStream
-from clients.types import (
-    Accepted,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    GenerateRequest,
-    GenerationDefaults,
-    LoadReport,
-    ModelInfo,
-    PrefillProgress,
-    SamplingParams,
-    ServerInfo,
-    StoppingCriteria,
-    StructuredOutput,
-    Timing,
-    TokenizerBundle,
-    TokenLogprobs,
-    Usage,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from clients.engine_client import EngineClient
+    from clients.errors import (
+        CallCancelled,
+        ContextLengthExceeded,
+        DeadlineExceeded,
+        EngineClientError,
+        EngineUnavailable,
+        FieldViolation,
+        InternalError,
+        InvalidRequest,
+        ModelNotFound,
+        OutOfMemory,
+        PermissionDenied,
+        QueueFull,
+        RequestIdInUse,
+        SlowReader,
+        TokenizerStale,
+        Unauthenticated,
+    )
+    from clients.generate_stream import GenerateStream
+    from clients.options import ClientOptions, TlsOptions
+    from clients.sync_client import SyncEngineClient, SyncGenerateStream
+    from clients.types import (
+        Accepted,
+        Delta,
+        Finished,
+        FinishReason,
+        GenerateEvent,
+        GenerateRequest,
+        GenerationDefaults,
+        LoadReport,
+        ModelInfo,
+        PrefillProgress,
+        SamplingParams,
+        ServerInfo,
+        StoppingCriteria,
+        StructuredOutput,
+        Timing,
+        TokenizerBundle,
+        TokenLogprobs,
+        Usage,
+    )
 
 __all__ = [
     "Accepted",
@@ -95,3 +99,23 @@ __all__ = [
     "Unauthenticated",
     "Usage",
 ]
+
+_HOMES: Final = (
+    "clients.engine_client",
+    "clients.errors",
+    "clients.generate_stream",
+    "clients.options",
+    "clients.sync_client",
+    "clients.types",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Loads the client when its first name is used: `firsttoken` lives in this package too, and
+    needs no gRPC to start others that do."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for home in _HOMES:
+        members = vars(import_module(home))
+        globals().update({member: members[member] for member in __all__ if member in members})
+    return globals()[name]

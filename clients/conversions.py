@@ -174,10 +174,11 @@ def event_from_proto(message: engine_pb2.GenerateEvent) -> GenerateEvent | None:
     """None for an event of a newer engine, which an older client skips."""
     match message.WhichOneof("event"):
         case "delta":
+            delta = message.delta
             return Delta(
                 index=message.index,
-                token_ids=tuple(message.delta.token_ids),
-                logprobs=tuple(map(_logprobs_from_proto, message.delta.logprobs)),
+                token_ids=tuple(delta.token_ids),
+                logprobs=tuple(map(_logprobs_from_proto, delta.logprobs)),
             )
         case "prefill_progress":
             progress = message.prefill_progress

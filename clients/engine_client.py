@@ -147,7 +147,8 @@ class EngineClient:
         raise CallCancelled("the client was closed")
 
     def watch_load(self) -> AsyncGenerator[LoadReport, None]:
-        """A report at once and one a second; EngineUnavailable once they stop coming.
+        """A report at once, one a second and one at each change of `ready`; EngineUnavailable once
+        they stop coming.
 
         Leave it by `contextlib.aclosing`, as `watch_health`.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from engine_service.config import ServiceConfig
 from engine_service.flags import build_parser, flags_as_json, to_config
 from engine_service.logs import configure_logging
 
@@ -17,9 +18,9 @@ def main() -> int:
         return 0
 
     # Here, not above: answers about flags need none of it.
+    from engine_service.core_process import EXIT_BAD_CONFIGURATION
     from engine_service.model_error import ModelError
     from engine_service.model_store import model_name, resolve_model
-    from engine_service.service import EXIT_BAD_CONFIGURATION, run
 
     configure_logging(arguments.log_level)
     try:
@@ -28,7 +29,17 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     name = model_name(arguments.model, model_dir)
-    return asyncio.run(run(to_config(arguments, model_dir, name)))
+    return asyncio.run(_serve(to_config(arguments, model_dir, name)))
+
+
+async def _serve(config: ServiceConfig) -> int:
+    from engine_service.core_launcher import open_launcher
+
+    launcher = await open_launcher(config)
+
+    from engine_service.service import run  # takes a while, in which the core starts
+
+    return await run(config, launcher)
 
 
 if __name__ == "__main__":

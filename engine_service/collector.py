@@ -28,6 +28,18 @@ class SampleEvents:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
 
+    @classmethod
+    def of(cls, output: RequestOutput) -> SampleEvents:
+        return cls(
+            output.index,
+            output.num_prefilled_tokens,
+            output.num_cached_tokens,
+            [*output.new_prompt_logprobs],
+            [*output.new_token_ids],
+            [*output.new_logprobs],
+            output.finish,
+        )
+
     def merge(self, output: RequestOutput) -> None:
         if output.num_prefilled_tokens is not None:
             self.num_prefilled_tokens = output.num_prefilled_tokens
@@ -45,27 +57,32 @@ class Collector:
     def __init__(self) -> None:
         self._slots: dict[int, SampleEvents] = {}
         self._failure: EngineError | None = None
-        self._filled = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None  # what an idle reader waits for
 
     def put(self, output: RequestOutput) -> None:
         slot = self._slots.get(output.index)
         if slot is None:
-            slot = self._slots[output.index] = SampleEvents(output.index)
-        slot.merge(output)
-        self._filled.set()
+            self._slots[output.index] = SampleEvents.of(output)
+        else:
+            slot.merge(output)
+        self._wake()
 
     def fail(self, error: EngineError) -> None:
         """Ends the stream: the reader gets what is in the slots, then the first error."""
         if self._failure is None:
             self._failure = error
-        self._filled.set()
+        self._wake()
 
     async def take(self) -> list[SampleEvents]:
         """Empties the slots, waiting until one is filled. Raises what `fail` was given."""
-        await self._filled.wait()
-        if self._failure is not None and not self._slots:
-            raise self._failure
+        while not self._slots:
+            if self._failure is not None:
+                raise self._failure
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         events, self._slots = list(self._slots.values()), {}
-        if self._failure is None:
-            self._filled.clear()
         return events
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

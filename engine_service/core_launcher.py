@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from engine_service.config import CoreConfig
+from engine_service.config import CoreConfig, ServiceConfig
 from engine_service.core_process import serve_core
 from engine_service.transport import CoreConnection, SocketConnection, ThreadConnection
 
@@ -47,17 +47,27 @@ class CoreLauncher(Protocol):
 class ProcessLauncher:
     """By exec, with one end of a socket pair inherited; never by a fork of a running gRPC."""
 
-    def __init__(self, log_level: str) -> None:
+    def __init__(self, log_level: str, module: str = "engine_service.core_process") -> None:
         self._log_level = log_level
+        self._module = module
+        self._early: RunningCore | None = None
+
+    async def launch_early(self, config: CoreConfig) -> None:
+        """Starts the core that the next `launch` returns: it takes longest to be ready."""
+        self._early = await self._start(config)
 
     async def launch(self, config: CoreConfig) -> RunningCore:
+        early, self._early = self._early, None
+        return early or await self._start(config)
+
+    async def _start(self, config: CoreConfig) -> RunningCore:
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             command = (
                 sys.executable,
                 "-m",
-                "engine_service.core_process",
+                self._module,
                 f"--fd={theirs.fileno()}",
                 f"--config={msgspec.json.encode(config).decode()}",
                 f"--log-level={self._log_level}",
@@ -119,3 +129,12 @@ class _CoreThread:
             connection.channel.close()
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._exit_code.set_result, exit_code)
+
+
+async def open_launcher(config: ServiceConfig) -> CoreLauncher:
+    """As the configuration says; a process, the first one, is on its way already."""
+    if config.core_in_process:
+        return ThreadLauncher()
+    launcher = ProcessLauncher(config.log_level)
+    await launcher.launch_early(config.core)
+    return launcher

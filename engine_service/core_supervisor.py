@@ -61,13 +61,13 @@ class CoreSupervisor:
         """0: it is down, or runs in this process."""
         return self._core.pid if self._core is not None else 0
 
-    async def start(self, on_ready: Callable[[Ready], None]) -> Ready:
-        """Returns once the first core is ready. Raises CoreStartError.
-
-        `on_ready` is called with each core's Ready before anything is sent to that core.
-        """
+    def start(self, on_ready: Callable[[Ready], None]) -> None:
+        """`on_ready` is called with each core's Ready before anything is sent to that core."""
         self._on_ready = on_ready
         self._task = asyncio.create_task(self._keep_alive())
+
+    async def first_ready(self) -> Ready:
+        """Waits for the first core. Raises CoreStartError."""
         return await asyncio.shield(self._ready)
 
     async def stop(self) -> None:

@@ -91,7 +91,9 @@ class RequestStream:
     async def take(self) -> list[SampleEvents]:
         """What happened since the last call, at least one event; raises the request's failure."""
         events = await self._live.collector.take()
-        self._num_unfinished -= sum(event.finish is not None for event in events)
+        for event in events:
+            if event.finish is not None:
+                self._num_unfinished -= 1
         return events
 
     def close(self) -> None:
@@ -104,7 +106,7 @@ class EngineActor:
         self, limits: SchedulerConfig, metrics: ServiceMetrics, stall_timeout_seconds: float
     ) -> None:
         self.stats = CoreStats()
-        self.state_changed = asyncio.Event()  # for who reports health; cleared by it
+        self._state_change = asyncio.Event()
         self._metrics = metrics
         self._stall_timeout_seconds = stall_timeout_seconds
         self._queue_timeout_seconds = limits.queue_timeout_seconds
@@ -125,6 +127,11 @@ class EngineActor:
         metrics.watch_core(lambda: self.stats)
 
     # ------------------------------------------------------------ for the servicer
+
+    @property
+    def next_state_change(self) -> asyncio.Event:
+        """Set when `unavailable` may next have another answer, unless the core falls silent."""
+        return self._state_change
 
     @property
     def num_requests(self) -> int:
@@ -209,7 +216,7 @@ class EngineActor:
         self._connection = connection
         self._last_frame_ns = time.monotonic_ns()
         self.stats = CoreStats(total_blocks=ready.num_blocks, free_blocks=ready.num_blocks)
-        self.state_changed.set()
+        self._tell_state_change()
 
     def core_lost(self, retry_after_seconds: float | None) -> None:
         """Fails every live request: whatever the core knew of them is gone."""
@@ -220,7 +227,7 @@ class EngineActor:
         self.fail_all(
             EngineUnavailable("the engine core died", retry_after_seconds=retry_after_seconds)
         )
-        self.state_changed.set()
+        self._tell_state_change()
 
     def handle(self, frame: StepFrame) -> None:
         self._last_frame_ns = time.monotonic_ns()
@@ -244,7 +251,7 @@ class EngineActor:
     def drain(self) -> None:
         """From now on nothing is admitted; what lives goes on."""
         self._draining = True
-        self.state_changed.set()
+        self._tell_state_change()
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
@@ -270,6 +277,10 @@ class EngineActor:
         self._commands.append(Shutdown())
         self._flush()
         return True
+
+    def _tell_state_change(self) -> None:
+        changed, self._state_change = self._state_change, asyncio.Event()
+        changed.set()
 
     # ------------------------------------------------------------ outputs
 

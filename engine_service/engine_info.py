@@ -69,7 +69,7 @@ class EngineInfo:
             api_version=API_VERSION,
             device=ready.device,
             dtype=ready.dtype,
-            quantization=config.model.quantization,
+            quantization=ready.quantization,
             kv_cache_dtype=ready.kv_cache_dtype,
             op_backends=ready.op_backends,
             block_size=config.cache.block_size,
@@ -79,7 +79,7 @@ class EngineInfo:
             start_unix_nanos=self._start_unix_nanos,
             core_starts=self._supervisor.num_starts,
             core_pid=self._supervisor.core_pid,
-            batch_invariant=config.model.batch_invariant,
+            batch_invariant=ready.batch_invariant,
         )
 
     def _get(self) -> tuple[ServedModel, Ready]:

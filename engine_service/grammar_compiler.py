@@ -2,27 +2,29 @@
 
 A bad schema comes back as a Failure, never as an exception; the compiler lets go of the
 interpreter lock, so that steps go on meanwhile.
+
+xgrammar is loaded by that thread when the first grammar is asked for: it imports transformers,
+and that takes a second and some 50 MB that a start without grammars has no use for.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
-
-import xgrammar
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Final
 
 from engine_service.errors import InternalError, InvalidRequest
+from engine_service.grammar_vocabulary import read_tokenizer_info
 from engine_service.messages import Failure, StructuredOutput
-from engine_service.model_error import ModelError
 from engine_service.schema_check import check_schema
 from engine_service.schema_error import FIELD
+
+if TYPE_CHECKING:
+    import xgrammar
 
 _ANY_OBJECT: Final = '{"type": "object"}'
 _LOCATION = re.compile(r"^\[[\d:]+\]\s*\S+:\d+:\s*(Check failed: \(.*?\) is false:\s*)?")
@@ -43,8 +45,10 @@ class GrammarCompiler:
         eos_token_ids: Sequence[int],
         on_ready: Callable[[], None],
     ) -> None:
-        tokenizer = _tokenizer_info(model_dir, vocab_size, eos_token_ids)
-        self._compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._compiler: xgrammar.GrammarCompiler | None = None  # the thread's own, from its first
         self._on_ready = on_ready
         self._waiting: dict[StructuredOutput, None] = {}  # in order; guarded by the condition
         self._has_work = threading.Condition()
@@ -106,10 +110,18 @@ class GrammarCompiler:
         )
 
     def _compile_schema(self, schema: str) -> xgrammar.CompiledGrammar:
+        if self._compiler is None:
+            self._compiler = self._load()
         try:
             return self._compiler.compile_json_schema(schema, any_whitespace=False)
         except RuntimeError as error:  # all that xgrammar raises for a schema it cannot take
             raise InvalidRequest(_reason(str(error)), field=FIELD) from error
+
+    def _load(self) -> xgrammar.GrammarCompiler:
+        import xgrammar
+
+        tokenizer = read_tokenizer_info(self._model_dir, self._vocab_size, self._eos_token_ids)
+        return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
 
 
 def _reason(message: str) -> str:
@@ -119,36 +131,3 @@ def _reason(message: str) -> str:
     if not reason or "call is<type>() before get<type>()" in reason:
         reason = "a keyword has a value of the wrong type"
     return reason[:_MAX_REASON_CHARS]
-
-
-def _tokenizer_info(
-    model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]
-) -> xgrammar.TokenizerInfo:
-    """The vocabulary as grammars see it.
-
-    Special tokens are left blank, which forbids them inside of text: a template's markers would
-    be invisible there. So are the ids of a vocabulary padded beyond its tokenizer.
-    """
-    path = model_dir / "tokenizer.json"
-    try:
-        added = json.loads(path.read_bytes()).get("added_tokens", [])
-        special = {token["id"] for token in added if token.get("special")}
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
-        detected = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer,
-            vocab_size=vocab_size,
-            stop_token_ids=list(eos_token_ids) or [0],  # of no account: only its kind is asked
-        )
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise ModelError(f"{path} is not a usable tokenizer.") from error
-    vocabulary = [""] * vocab_size
-    for token, token_id in tokenizer.get_vocab().items():
-        if token_id < vocab_size and token_id not in special:
-            vocabulary[token_id] = token
-    return xgrammar.TokenizerInfo(
-        vocabulary,
-        detected.vocab_type,
-        vocab_size=vocab_size,
-        stop_token_ids=list(eos_token_ids),
-        add_prefix_space=detected.add_prefix_space,
-    )

@@ -66,10 +66,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
 async def report_health(actor: EngineActor, health: HealthServicer) -> None:
     """Runs for the life of the service."""
     while True:
-        actor.state_changed.clear()
+        changed = actor.next_state_change
         health.set_serving(actor.unavailable() is None)
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                await actor.state_changed.wait()
+                await changed.wait()
         except TimeoutError:
             pass  # nothing was said; a silence may have grown too long

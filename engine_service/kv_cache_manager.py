@@ -18,6 +18,7 @@ share it like any others.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class _BlockTable:
     """The blocks of one admitted request, in token order."""
 
     blocks: list[Block]
-    block_ids: list[int]  # of `blocks`
+    block_ids: array[int]  # of `blocks`, int32: a step's table is made of whole ones
     num_recorded_tokens: int  # whose KV the pool knows of
     is_private: bool  # nobody is to find what it holds: without caching, and after a flush
 
@@ -74,7 +75,7 @@ class KVCacheManager:
         """The longest context that a request alone in the pool can have."""
         return self.pool.num_blocks * self.block_size
 
-    def block_ids(self, request: Request) -> list[int]:
+    def block_ids(self, request: Request) -> array[int]:
         """The live table: the caller does not change it, nor keep it past the step."""
         return self._tables[request.key].block_ids
 
@@ -194,7 +195,7 @@ class KVCacheManager:
         self.pool.touch(prefix.blocks)
         table = _BlockTable(
             blocks=list(prefix.blocks),
-            block_ids=[block.block_id for block in prefix.blocks],
+            block_ids=array("i", [block.block_id for block in prefix.blocks]),
             num_recorded_tokens=len(prefix.blocks) * self.block_size,
             is_private=not self.enable_caching,
         )
@@ -268,7 +269,9 @@ class KVCacheManager:
 
     def _check_table(self, request: Request, table: _BlockTable, holders: Counter[int]) -> None:
         ids = table.block_ids
-        expect([b.block_id for b in table.blocks] == ids, "block ids differ from the blocks")
+        expect(
+            [b.block_id for b in table.blocks] == ids.tolist(), "block ids differ from the blocks"
+        )
         has_room = len(ids) * self.block_size >= request.num_computed_tokens
         expect(has_room, "computed tokens lie outside the blocks")
         in_the_making = ids[request.num_computed_tokens // self.block_size :]

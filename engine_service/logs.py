@@ -1,4 +1,4 @@
-"""Logs go to stderr; stdout carries the one line that says where the service listens."""
+"""Logs go to stderr; stdout carries the lines that say where the service listens."""
 
 from __future__ import annotations
 

@@ -205,7 +205,9 @@ class Ready(_Message, frozen=True):
     num_blocks: int
     device: str
     dtype: str
+    quantization: str
     kv_cache_dtype: str
+    batch_invariant: bool
     op_backends: dict[str, str]
     weights_digest: str
 

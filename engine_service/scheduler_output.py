@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,8 +10,7 @@ from engine_service.messages import Failure, TokenLogprobs
 from engine_service.request import Request, RequestKey
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """A request's share of one step: tokens [num_computed, num_computed + num_scheduled).
 
     Valid until `update_from_output` of the same step. `block_ids` covers all tokens up to the end
@@ -20,7 +20,7 @@ class ScheduledRequest:
     request: Request
     num_computed_tokens: int
     num_scheduled_tokens: int
-    block_ids: list[int]
+    block_ids: Sequence[int]
 
     @property
     def samples(self) -> bool:

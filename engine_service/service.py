@@ -1,6 +1,6 @@
 """P2, the engine service: binds its ports, starts the core, serves, drains.
 
-start   bind ports -> read tokenizer -> start core -> SERVING
+start   start core -> read tokenizer -> bind ports ("bound") -> core is ready -> SERVING
 drain   NOT_SERVING -> refuse new -> finish within grace -> fail the rest -> core, traces, exit
 """
 
@@ -11,6 +11,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from engine_service.addresses import check_address, join_address
 from engine_service.config import ServiceConfig
 from engine_service.control_servicer import ControlServicer
-from engine_service.core_launcher import CoreLauncher, ProcessLauncher, ThreadLauncher
+from engine_service.core_launcher import CoreLauncher, open_launcher
 from engine_service.core_supervisor import CoreStartError, CoreSupervisor
 from engine_service.engine_actor import EngineActor
 from engine_service.engine_info import EngineInfo
@@ -55,8 +56,18 @@ class ServiceStartError(Exception):
 class EngineService:
     """Use as `async with`: entering starts it, leaving drains and stops it."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        launcher: CoreLauncher | None = None,
+        on_bound: Callable[[EngineService], None] = lambda _: None,
+    ) -> None:
+        """`launcher` starts the cores; none: one as the configuration says. `on_bound` is called
+        once the addresses are known; the core may still load then, and calls that need it are
+        refused."""
         self._config = config
+        self._launcher = launcher
+        self._on_bound = on_bound
         self._cleanup = AsyncExitStack()
         self._forced = asyncio.Event()
         self.stop_requested = asyncio.Event()  # by a signal or by Control.Drain
@@ -90,27 +101,24 @@ class EngineService:
         files = await asyncio.to_thread(TokenizerFiles.read, Path(config.core.model.model_dir))
         try:
             read_generation_defaults(files.content("generation_config.json"))
-            tokenizer = await asyncio.to_thread(
-                PromptTokenizer, files.content("tokenizer.json") or b""
-            )
         except ModelError as error:
             raise ServiceStartError(str(error)) from error
-        self._cleanup.callback(tokenizer.close)
-
         metrics = ServiceMetrics(config.core.model.served_model_name)
-        self._start_metrics(metrics)
         self.actor = EngineActor(config.core.scheduler, metrics, config.stall_timeout_seconds)
-        supervisor = CoreSupervisor(
-            config.core, self._launcher(), self.actor, config.stall_restart_seconds
-        )
+        launcher = self._launcher or await open_launcher(config)
+        supervisor = CoreSupervisor(config.core, launcher, self.actor, config.stall_restart_seconds)
         info = EngineInfo(config.core, files, supervisor)
+        self._cleanup.push_async_callback(supervisor.stop)
+        supervisor.start(on_ready=info.core_is_known)  # it takes the longest: the rest beside it
+        tokenizer = await self._read_tokenizer(files)
+        self._start_metrics(metrics)
         servicer = EngineServicer(
             self.actor, info, files, tokenizer, config.slow_reader_timeout_seconds
         )
-        self._cleanup.push_async_callback(supervisor.stop)
         await self._start_grpc(servicer)
+        self._on_bound(self)
         try:
-            ready = await supervisor.start(on_ready=info.core_is_known)
+            ready = await supervisor.first_ready()
         except CoreStartError as error:
             raise ServiceStartError(str(error), error.exit_code) from error
         logger.info(
@@ -130,10 +138,15 @@ class EngineService:
         )
         self._cleanup.push_async_callback(asyncio.to_thread, tracing.shutdown)
 
-    def _launcher(self) -> CoreLauncher:
-        if self._config.core_in_process:
-            return ThreadLauncher()
-        return ProcessLauncher(self._config.log_level)
+    async def _read_tokenizer(self, files: TokenizerFiles) -> PromptTokenizer:
+        try:
+            tokenizer = await asyncio.to_thread(
+                PromptTokenizer, files.content("tokenizer.json") or b""
+            )
+        except ModelError as error:
+            raise ServiceStartError(str(error)) from error
+        self._cleanup.callback(tokenizer.close)
+        return tokenizer
 
     def _start_metrics(self, metrics: ServiceMetrics) -> None:
         host, port = self._config.grpc_host, self._config.metrics_port
@@ -211,10 +224,12 @@ def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-async def run(config: ServiceConfig) -> int:
+async def run(config: ServiceConfig, launcher: CoreLauncher | None = None) -> int:
     """Serves until SIGTERM, SIGINT or Control.Drain; a second signal cuts the drain short.
     Returns the exit code."""
-    service = EngineService(config)
+    service = EngineService(
+        config, launcher, on_bound=lambda service: _announce("bound", service, config)
+    )
     stop, signalled = service.stop_requested, asyncio.Event()
     serving = asyncio.current_task()
     is_started = False
@@ -233,7 +248,7 @@ async def run(config: ServiceConfig) -> int:
     try:
         async with service:
             is_started = True
-            _announce(service, config)
+            _announce("listening", service, config)
             await stop.wait()
             logger.info("draining for at most %s s", config.shutdown_timeout_seconds)
     except ServiceStartError as error:
@@ -245,10 +260,11 @@ async def run(config: ServiceConfig) -> int:
     return 0
 
 
-def _announce(service: EngineService, config: ServiceConfig) -> None:
-    """The one line on stdout: whoever started this process may go on."""
+def _announce(event: str, service: EngineService, config: ServiceConfig) -> None:
+    """The only lines on stdout, for whoever started this process: "bound" when clients may be
+    told where to connect, "listening" when it serves."""
     line = {
-        "event": "listening",
+        "event": event,
         "grpc": service.grpc_address,
         "metrics": service.metrics_address,
         "model": config.core.model.served_model_name,

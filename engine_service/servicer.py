@@ -8,6 +8,7 @@ other way to cancel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from typing import Final, TypeVar
@@ -23,17 +24,18 @@ from engine_service.conversions import (
 )
 from engine_service.engine_actor import EngineActor, RequestStream
 from engine_service.engine_info import EngineInfo
-from engine_service.errors import InvalidRequest, SlowReader
+from engine_service.errors import InvalidRequest
 from engine_service.grpc_status import errors_as_status
 from engine_service.messages import AddRequest
 from engine_service.prompt_tokenizer import PromptTokenizer
 from engine_service.request_spans import generate_span
+from engine_service.slow_reader import SlowReaderLimit
 from engine_service.stream_events import EventBuilder
 from engine_service.tokenizer_files import TokenizerFiles
 from protos import engine_pb2 as pb
 from protos import engine_pb2_grpc as pb_grpc
 
-WATCH_LOAD_SECONDS: Final = 1.0
+WATCH_LOAD_SECONDS: Final = 1.0  # a report that the state changed comes at once
 _FAR_SECONDS: Final = 365 * 86_400.0
 _CANCEL_SECONDS: Final = 5.0  # far more than gRPC takes to cancel a handler
 
@@ -105,24 +107,12 @@ class EngineServicer(pb_grpc.EngineServicer):
         events: EventBuilder,
         context: Context[pb.GenerateRequest, pb.GenerateEvent],
     ) -> None:
-        await self._write(context, events.accepted())
-        while not stream.finished:
-            for sample_events in await stream.take():
-                for event in events.events(sample_events):
-                    await self._write(context, event)
-
-    async def _write(self, context: Context[Request, Response], message: Response) -> None:
-        try:
-            async with asyncio.timeout(self._slow_reader_timeout_seconds):
-                await context.write(message)
-        except TimeoutError:
-            raise SlowReader(
-                f"the stream's reader made no progress for {self._slow_reader_timeout_seconds:g} s"
-            ) from None
-        except grpc.aio.InternalError:
-            # The caller has left. gRPC is about to cancel this handler: that is the way out.
-            await asyncio.sleep(_CANCEL_SECONDS)
-            raise
+        async with SlowReaderLimit(self._slow_reader_timeout_seconds) as limit:
+            await _write(context, limit, events.accepted())
+            while not stream.finished:
+                for sample_events in await stream.take():
+                    for event in events.events(sample_events):
+                        await _write(context, limit, event)
 
     async def Abort(
         self, request: pb.AbortRequest, context: Context[pb.AbortRequest, pb.AbortResponse]
@@ -156,19 +146,28 @@ class EngineServicer(pb_grpc.EngineServicer):
     async def WatchLoad(  # type: ignore[override]
         self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.LoadReport]
     ) -> None:
-        async with errors_as_status(context):
+        async with (
+            errors_as_status(context),
+            SlowReaderLimit(self._slow_reader_timeout_seconds) as limit,
+        ):
             while True:
-                await self._write(context, self._load())
-                await asyncio.sleep(WATCH_LOAD_SECONDS)
+                changed = self._actor.next_state_change
+                await _write(context, limit, self._load())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_LOAD_SECONDS):
+                        await changed.wait()
 
     async def GetTokenizer(  # type: ignore[override]
         self,
         request: pb.GetTokenizerRequest,
         context: Context[pb.GetTokenizerRequest, pb.TokenizerChunk],
     ) -> None:
-        async with errors_as_status(context):
+        async with (
+            errors_as_status(context),
+            SlowReaderLimit(self._slow_reader_timeout_seconds) as limit,
+        ):
             for chunk in self._tokenizer_files.chunks(request.known_digest):
-                await self._write(context, chunk)
+                await _write(context, limit, chunk)
 
     def _load(self) -> pb.LoadReport:
         stats = self._actor.stats
@@ -188,6 +187,17 @@ class EngineServicer(pb_grpc.EngineServicer):
             prefix_cache_hits=stats.prefix_cache_hits,
             num_requests=self._actor.num_requests,
         )
+
+
+async def _write(
+    context: Context[Request, Response], limit: SlowReaderLimit, message: Response
+) -> None:
+    try:
+        await limit.watch(context.write(message))
+    except grpc.aio.InternalError:
+        # The caller has left. gRPC is about to cancel this handler: that is the way out.
+        await asyncio.sleep(_CANCEL_SECONDS)
+        raise
 
 
 def _deadline_ns(remaining_seconds: float | None, now_ns: int) -> int:

@@ -67,8 +67,10 @@ class EventBuilder:
     def _delta(self, sample: SampleEvents) -> pb.GenerateEvent:
         self._num_output_tokens[sample.index] += len(sample.token_ids)
         event = self._next(sample.index)
-        event.delta.token_ids.extend(sample.token_ids)
-        event.delta.logprobs.extend(_logprobs(item) for item in sample.logprobs)
+        delta = event.delta
+        delta.token_ids.extend(sample.token_ids)
+        if sample.logprobs:
+            delta.logprobs.extend(map(_logprobs, sample.logprobs))
         return event
 
     def _finished(self, index: int, finish: Finish) -> pb.GenerateEvent:

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import xgrammar
+import torch
 
 from engine_service.errors import InternalError
 from engine_service.grammar_bitmask import GrammarBitmask
@@ -26,7 +26,11 @@ from engine_service.grammar_compiler import GrammarCompiler
 from engine_service.messages import Failure, StructuredOutput
 from engine_service.request import Request, RequestKey
 
+if TYPE_CHECKING:
+    import xgrammar  # loaded with the first grammar (see `grammar_compiler`)
+
 MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
+_WORD_BITS: Final = 32
 
 
 class StructuredOutputManager:
@@ -86,7 +90,9 @@ class StructuredOutputManager:
         rows = [row for row, request in enumerate(sampling) if request.key in self._matchers]
         if not rows:
             return None
-        words_GW = xgrammar.allocate_token_bitmask(len(rows), self._vocab_size)
+        words_GW = torch.full(
+            (len(rows), -(-self._vocab_size // _WORD_BITS)), -1, dtype=torch.int32
+        )
         for i, row in enumerate(rows):
             self._matchers[sampling[row].key].fill_next_token_bitmask(words_GW, i)
         return GrammarBitmask(rows, words_GW)
@@ -113,9 +119,9 @@ class StructuredOutputManager:
             del self._waiting[spec]
 
     def _new_matcher(self, grammar: xgrammar.CompiledGrammar) -> xgrammar.GrammarMatcher:
-        return xgrammar.GrammarMatcher(
-            grammar, terminate_without_stop_token=self._ends_without_token
-        )
+        from xgrammar import GrammarMatcher
+
+        return GrammarMatcher(grammar, terminate_without_stop_token=self._ends_without_token)
 
 
 class _GrammarCache:

@@ -17,7 +17,8 @@ import queue
 import socket
 import struct
 import threading
-from typing import Final, Protocol
+from collections import deque
+from typing import Final, Protocol, cast
 
 import msgspec
 
@@ -137,34 +138,58 @@ class CoreConnection(Protocol):
     async def close(self) -> None: ...
 
 
-class SocketConnection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+class SocketConnection(asyncio.Protocol):
+    """A protocol, not a stream: one wake-up a frame, where a stream takes two or more."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()  # the beginning of a frame
+        self._payloads: deque[bytes] = deque()  # whole frames, not yet received
+        self._arrival: asyncio.Future[None] | None = None  # what `receive` waits for
+        self._lost = self._loop.create_future()  # why is no news
 
     @classmethod
     async def open(cls, sock: socket.socket) -> SocketConnection:
         sock.setblocking(False)
-        return cls(*await asyncio.open_connection(sock=sock))
+        _, connection = await asyncio.get_running_loop().create_connection(cls, sock=sock)
+        return connection
 
     def send(self, commands: list[Command]) -> None:
-        if self._writer.is_closing():
+        if self._transport.is_closing():
             return
         payload = encode_frame(commands)
-        self._writer.write(_LENGTH.pack(len(payload)) + payload)
+        self._transport.write(_LENGTH.pack(len(payload)) + payload)
 
     async def receive(self) -> Frame | None:
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            payload = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        return decode_frame(payload)
+        while not self._payloads:
+            if self._lost.done():
+                return None
+            self._arrival = self._loop.create_future()
+            await self._arrival
+        return decode_frame(self._payloads.popleft())
 
     async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(OSError):  # why the connection was lost is no news
-            await self._writer.wait_closed()
+        self._transport.close()
+        await asyncio.shield(self._lost)
+
+    # ------------------------------------------------------------ for the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if payloads := _take_payloads(self._buffer):
+            self._payloads.extend(payloads)
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 # ---------------------------------------------------------------- both in one process

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from opentelemetry.trace import Span
 
 from clients.errors import EngineClientError, InternalError, TokenizerStale
@@ -27,9 +28,9 @@ from clients.types import GenerateRequest
 from http_facade.answers import (
     AnswerFormat,
     AnswerHead,
+    ChunkUsage,
     UsageBody,
     WholeChoice,
-    chunk_usage,
     usage_body,
 )
 from http_facade.engine import ServedModel
@@ -199,16 +200,17 @@ class _Output:
         for delta in batch:
             self._count(delta)
             has_content = has_content or bool(delta.text)
-            usage = chunk_usage(
-                self._usage.usage(),
-                include_usage=self._plan.include_usage,
-                continuous=self._plan.continuous_usage,
-            )
-            documents.extend(self._format.chunks(delta, usage))
+            documents.extend(self._format.chunks(delta, self._chunk_usage()))
         await events.send(documents)
         if has_content and self._state.ttft_seconds is None:
             self._state.ttft_seconds = self._state.elapsed_seconds()
             self._answering.span.add_event(names.EVENT_FIRST_BYTE_WRITTEN)
+
+    def _chunk_usage(self) -> ChunkUsage:
+        """What a chunk before the last one says about usage."""
+        if self._plan.continuous_usage:
+            return usage_body(self._usage.usage())
+        return None if self._plan.include_usage else UNSET
 
     def _count(self, delta: ChoiceDelta) -> None:
         self._usage.count(delta)

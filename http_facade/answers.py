@@ -65,13 +65,6 @@ def usage_body(usage: Usage) -> UsageBody:
     )
 
 
-def chunk_usage(usage: Usage, *, include_usage: bool, continuous: bool) -> ChunkUsage:
-    """What a chunk before the last one says about usage."""
-    if continuous:
-        return usage_body(usage)
-    return None if include_usage else UNSET
-
-
 def finite_logprob(logprob: float) -> float:
     return min(logprob, 0.0) if math.isfinite(logprob) else _LOWEST_LOGPROB
 

@@ -2,7 +2,8 @@
 
 One task follows the engine's load reports. When they begin (again), model and tokenizer are
 fetched anew, the tokenizer only if its digest changed; when they stop, the facade isn't ready.
-So the facade starts without an engine and survives its restarts.
+So the facade starts without an engine and survives its restarts. An engine that still loads tells
+its tokenizer: so the one is read while the other loads.
 """
 
 from __future__ import annotations
@@ -33,10 +34,17 @@ class ServedModel:
     fingerprint: str  # of all that decides what a seed yields
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownTokenizer:
+    digest: str
+    tokenizer: Tokenizer
+
+
 class EngineConnection:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self._model: ServedModel | None = None
+        self._tokenizer: _KnownTokenizer | None = None  # the newest that was fetched
         self._is_current = False  # the model was fetched since the engine (re)appeared
         self._is_ready = False
         self._refreshing = asyncio.Lock()
@@ -47,7 +55,7 @@ class EngineConnection:
         return self._is_ready and self._is_current
 
     def model(self) -> ServedModel:
-        """Raises ApiError 503 as long as no engine was ever seen."""
+        """Raises ApiError 503 as long as no engine was ever ready."""
         if self._model is None:
             raise unavailable("the engine is not there yet")
         return self._model
@@ -59,9 +67,11 @@ class EngineConnection:
             try:
                 async with aclosing(self.client.watch_load()) as reports:
                     async for report in reports:
-                        if not self._is_current:
+                        if report.ready and not self._is_current:
                             await self.refresh()
                             logger.info("engine connected, model %s", self.model().info.model)
+                        elif self._tokenizer is None:
+                            await self._fetch_tokenizer()
                         if self._is_ready != report.ready:
                             logger.info("engine is %s", "ready" if report.ready else "not ready")
                         self._is_ready = report.ready
@@ -87,19 +97,19 @@ class EngineConnection:
         async with self._refreshing:
             info = await self.client.get_model_info()
             server = await self.client.get_server_info()
-            known = self._model
-            if known is not None and known.info.tokenizer_digest == info.tokenizer_digest:
-                tokenizer = known.tokenizer
-            else:
-                tokenizer = await self._fetch_tokenizer()
-            self._model = ServedModel(info, tokenizer, _fingerprint(info, server))
+            known = self._tokenizer
+            if known is None or known.digest != info.tokenizer_digest:
+                known = await self._fetch_tokenizer()
+            self._model = ServedModel(info, known.tokenizer, _fingerprint(info, server))
             self._is_current = True
 
-    async def _fetch_tokenizer(self) -> Tokenizer:
+    async def _fetch_tokenizer(self) -> _KnownTokenizer:
         bundle = await self.client.get_tokenizer()
         if bundle is None:
             raise InternalError("the engine sent no tokenizer")
-        return await asyncio.to_thread(Tokenizer.from_files, bundle.files)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_files, bundle.files)
+        self._tokenizer = _KnownTokenizer(bundle.digest, tokenizer)
+        return self._tokenizer
 
 
 def _fingerprint(info: ModelInfo, server: ServerInfo) -> str:

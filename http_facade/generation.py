@@ -1,6 +1,6 @@
 """One request's generation: a gRPC call per prompt, run together, read as one stream of deltas.
 
-    pump per prompt:  engine events -> PromptProcessor -> mailbox (bounded)
+    pump per prompt:  engine events -> PromptProcessor -> DeltaMailbox (bounded)
     reader:           next_batch() -> whatever has arrived by now
 
 The mailbox is bounded, so a slow client slows the pumps, they stop reading their calls, and the
@@ -21,6 +21,7 @@ from clients.engine_client import EngineClient
 from clients.errors import EngineClientError
 from clients.generate_stream import GenerateStream
 from clients.types import GenerateRequest
+from http_facade.delta_mailbox import DeltaMailbox
 from http_facade.output_processor import ChoiceDelta, PromptProcessor
 
 _MAILBOX_DELTAS = 64  # per run
@@ -34,11 +35,6 @@ class PromptCall:
     processor: PromptProcessor
 
 
-@dataclass(frozen=True, slots=True)
-class _PumpEnded:
-    failure: Exception | None
-
-
 class GenerationRun:
     def __init__(
         self, client: EngineClient, calls: Sequence[PromptCall], *, timeout: float | None = None
@@ -46,10 +42,8 @@ class GenerationRun:
         self._client = client
         self._calls = calls
         self._timeout = timeout
-        self._mailbox: asyncio.Queue[ChoiceDelta | _PumpEnded] = asyncio.Queue(_MAILBOX_DELTAS)
+        self._mailbox = DeltaMailbox(len(calls), _MAILBOX_DELTAS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_open = len(calls)
-        self._failure: Exception | None = None
 
     async def __aenter__(self) -> Self:
         for call in self._calls:
@@ -62,46 +56,21 @@ class GenerationRun:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._mailbox.close()
         await self._cancel_tasks()
 
     async def next_batch(self, timeout: float | None = None) -> list[ChoiceDelta] | None:
         """The deltas that have arrived, at least one; empty after `timeout` seconds of silence;
         None at the end. Raises what a call failed with, after what came before it."""
-        while self._failure is None and self._num_open:
-            try:
-                async with asyncio.timeout(timeout):
-                    item = await self._mailbox.get()
-            except TimeoutError:
-                return []
-            if batch := self._take(item):
-                return batch
-        if self._failure is not None:
-            raise self._failure
-        return None
+        return await self._mailbox.take(timeout)
 
     def fail(self, error: EngineClientError) -> None:
         """Ends the run from outside: the reader gets `error` next, in place of what was waiting."""
         for task in self._tasks:
             task.cancel()
-        while not self._mailbox.empty():
-            self._mailbox.get_nowait()
-        self._mailbox.put_nowait(_PumpEnded(error))
+        self._mailbox.fail(error)
 
     # ------------------------------------------------------------ inside
-
-    def _take(self, item: ChoiceDelta | _PumpEnded) -> list[ChoiceDelta]:
-        batch: list[ChoiceDelta] = []
-        while True:
-            if isinstance(item, ChoiceDelta):
-                batch.append(item)
-            elif item.failure is not None:
-                self._failure = item.failure
-                return batch
-            else:
-                self._num_open -= 1
-            if self._mailbox.empty():
-                return batch
-            item = self._mailbox.get_nowait()
 
     async def _pump(self, call: PromptCall) -> None:
         failure: Exception | None = None
@@ -109,7 +78,7 @@ class GenerationRun:
             await self._read_events(call)
         except Exception as error:
             failure = error
-        await self._mailbox.put(_PumpEnded(failure))
+        self._mailbox.end(failure)
 
     async def _read_events(self, call: PromptCall) -> None:
         processor = call.processor

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from clients.errors import EngineUnavailable
 from clients.text.text_stream import LogprobEntry, TextDelta, TextStream
 from clients.types import Accepted, Delta, Finished, FinishReason, GenerateEvent, PrefillProgress
@@ -21,8 +23,7 @@ from http_facade.prompt_logprobs import PromptLogprobs, PromptLogprobsCollector
 _SampleEvent = PrefillProgress | Delta | Finished
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(Struct, frozen=True):
     index: int
     text: str = ""
     logprobs: tuple[LogprobEntry, ...] = ()
@@ -107,16 +108,15 @@ class PromptProcessor:
         """Raises EngineUnavailable for a sample that the engine aborted by itself."""
         if isinstance(event, Accepted):
             return []
-        held = self._hold(event)
+        if self._prompt_logprobs is None:
+            return self._process(event)
+        held = self._hold(event, self._prompt_logprobs)
         return [delta for one in held for delta in self._process(one)]
 
-    def _hold(self, event: _SampleEvent) -> list[_SampleEvent]:
+    def _hold(self, event: _SampleEvent, collector: PromptLogprobsCollector) -> list[_SampleEvent]:
         """Choices begin with the prompt's logprobs, which come with sample 0: none begins before.
 
         Returns what may be processed now."""
-        collector = self._prompt_logprobs
-        if collector is None:
-            return [event]
         if isinstance(event, PrefillProgress):
             collector.add(event.prompt_logprobs)
         is_abort = isinstance(event, Finished) and event.reason is FinishReason.ABORT
@@ -131,10 +131,10 @@ class PromptProcessor:
         if sample.is_finished:
             return []
         match event:
-            case PrefillProgress():
-                return self._prefill(event, sample)
             case Delta():
                 return self._delta(event, sample)
+            case PrefillProgress():
+                return self._prefill(event, sample)
             case Finished():
                 return self._finished(event, sample)
 

@@ -982,7 +982,7 @@ class ServerInfo(_message.Message):
     """tokens don't depend on what else is in a batch"""
     @_builtins.property
     def op_backends(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """op name to "reference", "cpp" or "triton" """
+        """op name to "reference", "cpu" or "triton" """
 
     def __init__(
         self,

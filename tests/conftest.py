@@ -10,14 +10,30 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["FIRSTTOKEN_TRACE_DIR"] = "none"  # traces of tests go where the test says
 
+import atexit
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from engine_service.model_store import resolve_model
+from engine_service.model_store import cache_dir, resolve_model
+
+
+def _use_own_cache() -> None:
+    """The user's models and kernels; what is packed of tiny models is thrown away."""
+    own = Path(tempfile.mkdtemp(prefix="firsttoken-cache-"))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)  # a link is removed, not followed
+    for name in ("models", "kernels"):
+        shared = cache_dir() / name
+        shared.mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to(shared.resolve())
+    os.environ["FIRSTTOKEN_CACHE"] = str(own)
+
+
+_use_own_cache()
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

@@ -49,10 +49,12 @@ def engine_process(model_dir: Path, work_dir: Path, *flags: str) -> Iterator[Eng
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the engine ended with {process.wait()}:\n{log.read_text()}")
-        said = json.loads(line)
+        said: dict[str, str] = {}
+        while said.get("event") != "listening":
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the engine ended with {process.wait()}:\n{log.read_text()}")
+            said = json.loads(line)
         yield Engine(said["grpc"], said["metrics"], said["model"], process, log)
     finally:
         if process.poll() is None:

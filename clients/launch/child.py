@@ -1,8 +1,9 @@
 """One supervised child: started, ready when it says so, ended with its whole process group.
 
-A child prints one line `{"event": "listening", ...}` on stdout when it is ready; its log is its
-stderr, which is ours too. It leads a process group of its own, so that Ctrl-C reaches `serve`
-alone, which then ends its children in order.
+A child prints a line `{"event": "listening", ...}` on stdout when it is ready, and perhaps one
+`{"event": "bound", ...}` as soon as it knows where that will be; its log is its stderr, which is
+ours too. It leads a process group of its own, so that Ctrl-C reaches `serve` alone, which then
+ends its children in order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _LINE_LIMIT_BYTES = 1024 * 1024
 _SIGNAL_GAP_SECONDS = 0.1  # two signals that come at the same time are one to their receiver
 _LAST_WORDS_SECONDS = 2.0
 
+Where = Mapping[str, str]  # addresses, and what else a child's line says
+
 
 class Child:
     """One run of a program; restart by making another."""
@@ -28,8 +31,9 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.ready_at: float | None = None  # on the event loop's clock
         self._process = process
-        self._where: Mapping[str, str] | None = None
-        self._settled = asyncio.Event()  # it listens, or never will
+        loop = asyncio.get_running_loop()
+        self._bound: asyncio.Future[Where | None] = loop.create_future()
+        self._listening: asyncio.Future[Where | None] = loop.create_future()
         self._reader = asyncio.create_task(self._read_stdout())
 
     @classmethod
@@ -45,10 +49,13 @@ class Child:
         )
         return cls(process)
 
-    async def listening(self) -> Mapping[str, str] | None:
+    async def bound(self) -> Where | None:
+        """Where it will listen, once that is known; None when it ended before."""
+        return await asyncio.shield(self._bound)
+
+    async def listening(self) -> Where | None:
         """Where it listens, once it does; None when it ended before."""
-        await self._settled.wait()
-        return self._where
+        return await asyncio.shield(self._listening)
 
     async def wait(self) -> int:
         """The exit code as a shell would say it: 128 + n for a death by signal n."""
@@ -89,24 +96,31 @@ class Child:
             while stdout is not None and (line := await stdout.readline()):
                 self._take_line(line)
         finally:
-            self._settled.set()
+            _settle(None, self._bound, self._listening)
 
     def _take_line(self, line: bytes) -> None:
-        event = _listening_event(line)
-        if event is None:
+        where = _where(line)
+        if where is None:
             sys.stderr.buffer.write(line)
             sys.stderr.flush()
-        elif self._where is None:
-            self._where = event
+        elif where["event"] == "bound":
+            _settle(where, self._bound)
+        elif not self._listening.done():
             self.ready_at = asyncio.get_running_loop().time()
-            self._settled.set()
+            _settle(where, self._bound, self._listening)
 
 
-def _listening_event(line: bytes) -> Mapping[str, str] | None:
+def _settle(where: Where | None, *futures: asyncio.Future[Where | None]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(where)
+
+
+def _where(line: bytes) -> Where | None:
     try:
         value: object = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(value, dict) or value.get("event") != "listening":
+    if not isinstance(value, dict) or value.get("event") not in ("bound", "listening"):
         return None
     return {str(key): str(item) for key, item in value.items()}

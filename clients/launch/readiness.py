@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.03
 _ANSWER_TIMEOUT_SECONDS = 5.0
 
 

@@ -8,9 +8,10 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clients.launch.child import Where
 from clients.launch.commands import module_command
 from clients.launch.flags import Flag, ServeArguments, ServeFlags, UsageError, parse_flags
 from clients.launch.ports import WantedPort, check_ports
@@ -130,7 +131,7 @@ class _Plans:
             grace_seconds=self._grace_seconds(),
         )
 
-    def facade(self, engine_at: Mapping[str, str]) -> ChildPlan:
+    def facade(self, engine_at: Where) -> ChildPlan:
         engine = f"--engine={engine_at['grpc']}"
         return ChildPlan(
             name="facade",
@@ -139,7 +140,7 @@ class _Plans:
             grace_seconds=self._grace_seconds(),
         )
 
-    async def announce(self, engine_at: Mapping[str, str], facade_at: Mapping[str, str]) -> None:
+    async def announce(self, engine_at: Where, facade_at: Where) -> None:
         await until_ready(facade_at["http"])
         has_key = bool(self.given.values.get("api_key") or os.environ.get(_API_KEY_VARIABLE))
         print(announcement(engine_at, facade_at, has_key), flush=True)
@@ -148,7 +149,7 @@ class _Plans:
         return (self.given.number("shutdown_timeout") or 0.0) + _GRACE_MARGIN_SECONDS
 
 
-def announcement(engine_at: Mapping[str, str], facade_at: Mapping[str, str], has_key: bool) -> str:
+def announcement(engine_at: Where, facade_at: Where, has_key: bool) -> str:
     """Where everything listens, and a line to paste."""
     http, model = facade_at["http"], engine_at["model"]
     question = {"role": "user", "content": "What is the capital of France?"}
@@ -164,7 +165,7 @@ Try it:
 Ctrl-C stops it."""
 
 
-def _pin_engine(where: Mapping[str, str]) -> list[str]:
+def _pin_engine(where: Where) -> list[str]:
     """A restarted engine must listen where the facade and the scrapers know it."""
     return [
         f"--grpc-port={where['grpc'].rpartition(':')[2]}",
@@ -172,5 +173,5 @@ def _pin_engine(where: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _pin_facade(where: Mapping[str, str]) -> list[str]:
+def _pin_facade(where: Where) -> list[str]:
     return [f"--port={where['http'].rpartition(':')[2]}"]

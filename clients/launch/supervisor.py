@@ -1,9 +1,10 @@
 """The life of `serve`'s two children, as one straight run.
 
-    start engine -> it listens -> start facade -> it listens -> say where -> keep both running
-                                                                             |
-    a signal, from any point ------------------> stop facade, then engine <--+ one keeps failing
+    start engine -> its ports are bound -> start facade -> both listen -> say where -> keep both
+                                                                                          |
+    a signal, from any point -----------------> stop facade, then engine <-- one keeps failing
 
+The facade comes up while the engine still loads its model.
 A child that fails before it ever listened ends `serve` with its exit code: the input is at fault
 (2) or the installation is. One that dies later is started again, sooner at first, and given up
 only when it keeps failing. A second signal doesn't wait for running requests: it is handed on to
@@ -15,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from clients.launch.child import Child
+from clients.launch.child import Child, Where
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -29,7 +30,7 @@ class ChildPlan:
 
     name: str
     command: Sequence[str]
-    pin: Callable[[Mapping[str, str]], Sequence[str]]
+    pin: Callable[[Where], Sequence[str]]
     grace_seconds: float  # between SIGTERM and SIGKILL
 
 
@@ -37,6 +38,12 @@ class ChildPlan:
 class RestartPolicy:
     delays_seconds: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0)  # one per failure in a row
     steady_seconds: float = 30.0  # a child that listened so long has recovered
+
+
+class _NeverListened(Exception):
+    def __init__(self, child: Child) -> None:
+        super().__init__()
+        self.child = child  # it ends, or has ended
 
 
 class _Kept:
@@ -54,7 +61,7 @@ class _Kept:
     async def restart(self) -> None:
         self.child = await Child.start([*self.plan.command, *self._pinned])
 
-    async def listening(self) -> Mapping[str, str] | None:
+    async def listening(self) -> Where | None:
         """Where it listens, from its first start on; None when it ended before."""
         where = await self.child.listening()
         if where is not None and not self._pinned:
@@ -66,11 +73,11 @@ class Supervisor:
     def __init__(
         self,
         engine: ChildPlan,
-        facade: Callable[[Mapping[str, str]], ChildPlan],
-        announce: Callable[[Mapping[str, str], Mapping[str, str]], Awaitable[None]],
+        facade: Callable[[Where], ChildPlan],
+        announce: Callable[[Where, Where], Awaitable[None]],
         policy: RestartPolicy = RestartPolicy(),
     ) -> None:
-        """`facade` makes its plan from where the engine listens; `announce` tells the user.
+        """`facade` makes its plan from where the engine will listen; `announce` tells the user.
 
         It may wait for more than that both listen: it runs beside the watch over them.
         """
@@ -100,14 +107,10 @@ class Supervisor:
 
     async def _serve(self) -> int:
         """Ends when a child cannot be kept running; then with its exit code."""
-        engine = await self._start(self._engine)
-        engine_at = await engine.listening()
-        if engine_at is None:
-            return await engine.child.wait() or 1
-        facade = await self._start(self._facade(engine_at))
-        facade_at = await facade.listening()
-        if facade_at is None:
-            return await facade.child.wait() or 1
+        try:
+            engine_at, facade_at = await self._start_both()
+        except _NeverListened as error:
+            return await error.child.wait() or 1
         announcing = asyncio.ensure_future(self._announce(engine_at, facade_at))
         keepers = [asyncio.create_task(self._keep_running(kept)) for kept in self._kept]
         try:
@@ -117,6 +120,14 @@ class Supervisor:
             for task in (announcing, *keepers):
                 task.cancel()
             await asyncio.wait([announcing, *keepers])
+
+    async def _start_both(self) -> tuple[Where, Where]:
+        """Returns where engine and facade listen; raises for the first that ended before."""
+        engine = await self._start(self._engine)
+        if (engine_at := await engine.child.bound()) is None:
+            raise _NeverListened(engine.child)
+        facade = await self._start(self._facade(engine_at))
+        return await asyncio.gather(_where(engine), _where(facade))
 
     async def _start(self, plan: ChildPlan) -> _Kept:
         kept = await _Kept.start(plan)
@@ -160,6 +171,12 @@ class Supervisor:
         """The facade first, so that it can end its requests on a living engine."""
         for kept in reversed(self._kept):
             await kept.child.stop(kept.plan.grace_seconds, self._hurry)
+
+
+async def _where(kept: _Kept) -> Where:
+    if (where := await kept.listening()) is None:
+        raise _NeverListened(kept.child)
+    return where
 
 
 def _say(message: str) -> None:

@@ -47,6 +47,8 @@ class StopChecker:
         begins in it may end in a later piece. After a match, nothing more comes out."""
         if self._matched is not None:
             return StopResult("", self._matched)
+        if not self._by_first:
+            return StopResult(text)
         for place, character in enumerate(text):
             string = self._advance(character)
             if string is not None and honour:

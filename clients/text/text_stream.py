@@ -143,6 +143,8 @@ class TextStream:
         return logprob_entry(self._tokenizer, token_id, logprobs, hidden=hidden)
 
     def _released_entries(self) -> tuple[LogprobEntry, ...]:
+        if not self._waiting:
+            return ()
         nothing_held = (
             self._num_released == self._num_decoded and not self._detokenizer.in_character
         )

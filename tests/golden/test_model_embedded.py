@@ -86,8 +86,8 @@ def expected(reference: PreTrainedModel, prompt_ids: list[list[int]]) -> list[li
 def runner(embedded_model_dir: Path) -> ModelRunner:
     return ModelRunner(
         CoreConfig(
-            model=ModelConfig(str(embedded_model_dir), "embedded", dtype="float32"),
-            cache=CacheConfig(num_blocks=512),
+            model=ModelConfig(str(embedded_model_dir), "embedded", quantization="none"),
+            cache=CacheConfig(num_blocks=512, kv_cache_dtype="float32"),
         )
     )
 

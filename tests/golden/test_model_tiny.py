@@ -83,11 +83,11 @@ def reference_ids(model_dir: Path, prompt_ids: list[list[int]]) -> list[list[int
     return results
 
 
-def runner_for(model_dir: Path) -> ModelRunner:
+def runner_for(model_dir: Path, kernels: str, num_blocks: int = 96) -> ModelRunner:
     return ModelRunner(
         CoreConfig(
-            model=ModelConfig(str(model_dir), "tiny"),
-            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=96),
+            model=ModelConfig(str(model_dir), "tiny", kernels=kernels, quantization="none"),
+            cache=CacheConfig(BLOCK_SIZE, num_blocks=num_blocks, kv_cache_dtype="float32"),
         )
     )
 
@@ -96,14 +96,17 @@ def runner_for(model_dir: Path) -> ModelRunner:
 NO_EOS = SamplingParams(temperature=0.0, logit_bias={2: -100.0})
 
 
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_greedy_ids_equal_transformers(case: Case, tiny_model_dir: MakeTinyModel) -> None:
+def test_greedy_ids_equal_transformers(
+    case: Case, kernels: str, tiny_model_dir: MakeTinyModel
+) -> None:
     model_dir = tiny_model_dir(case.arch, **case.overrides)
     prompt_ids = prompts()
     expected = reference_ids(model_dir, prompt_ids)
     assert len({tuple(ids) for ids in expected}) == len(expected)  # the model is not a constant
 
-    runner = runner_for(model_dir)
+    runner = runner_for(model_dir, kernels)
     alone = [
         EngineLoop(runner, BLOCK_SIZE, token_budget=256).generate([ids], NUM_NEW, NO_EOS)[0]
         for ids in prompt_ids
@@ -120,16 +123,13 @@ def test_greedy_ids_equal_transformers(case: Case, tiny_model_dir: MakeTinyModel
     assert [request.num_cached_tokens for request in again] == [n - 1 for n in PROMPT_LENGTHS]
 
 
-def test_preemption_leaves_the_ids_alone(tiny_model_dir: MakeTinyModel) -> None:
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_preemption_leaves_the_ids_alone(kernels: str, tiny_model_dir: MakeTinyModel) -> None:
     model_dir = tiny_model_dir("llama")
     prompt_ids = prompts()
 
     def ids(num_blocks: int) -> tuple[list[list[int]], int]:
-        config = CoreConfig(
-            model=ModelConfig(str(model_dir), "tiny"),
-            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
-        )
-        loop = EngineLoop(ModelRunner(config), BLOCK_SIZE, token_budget=64)
+        loop = EngineLoop(runner_for(model_dir, kernels, num_blocks), BLOCK_SIZE, token_budget=64)
 
         def sampling(i: int) -> SamplingParams:
             if i % 2 == 0:

@@ -91,7 +91,7 @@ def run(
     model_dir: Path, num_blocks: int, requests: list[AddRequest]
 ) -> tuple[dict[str, tuple[list[int], list[TokenLogprobs]]], CoreStats]:
     config = CoreConfig(
-        model=ModelConfig(str(model_dir), "tiny", batch_invariant=True),
+        model=ModelConfig(str(model_dir), "tiny", kernels="reference", batch_invariant=True),
         cache=CacheConfig(num_blocks=num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=32),
         check_integrity=True,

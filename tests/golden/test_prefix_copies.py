@@ -22,10 +22,10 @@ PREFIX = [1000 + 7 * i for i in range(41)]  # ends at the 9th slot of its third 
 class WatchedRunner(ModelRunner):
     """Counts the blocks in use, and the copies."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, kernels: str) -> None:
         super().__init__(
             CoreConfig(
-                model=ModelConfig(str(model_dir), "tiny"),
+                model=ModelConfig(str(model_dir), "tiny", kernels=kernels),
                 cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=160),
             )
         )
@@ -41,9 +41,10 @@ class WatchedRunner(ModelRunner):
         return super().execute_model(scheduler_output, token_bitmask)
 
 
-@pytest.fixture(params=["llama", "qwen3"])
+@pytest.fixture(params=[("llama", "reference"), ("llama", "cpu"), ("qwen3", "cpu")])
 def runner(request: pytest.FixtureRequest, tiny_model_dir: MakeTinyModel) -> WatchedRunner:
-    return WatchedRunner(tiny_model_dir(request.param))
+    arch, kernels = request.param
+    return WatchedRunner(tiny_model_dir(arch), kernels)
 
 
 def loop(runner: ModelRunner) -> EngineLoop:

@@ -27,8 +27,8 @@ def test_prompt_logprobs_are_those_of_transformers(embedded_model_dir: Path) -> 
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     runner = ModelRunner(
         CoreConfig(
-            model=ModelConfig(str(embedded_model_dir), "embedded", dtype="float32"),
-            cache=CacheConfig(num_blocks=32),
+            model=ModelConfig(str(embedded_model_dir), "embedded", quantization="none"),
+            cache=CacheConfig(num_blocks=32, kv_cache_dtype="float32"),
         )
     )
     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=1)

@@ -62,7 +62,7 @@ async def test_a_late_request_gets_its_first_token_while_others_run(served: Serv
             stream(
                 served.http,
                 "/v1/completions",
-                completion(served, f"Tale {number}:", max_tokens=96, ignore_eos=True),
+                completion(served, f"Tale {number}:", max_tokens=400, ignore_eos=True),
             )
         )
         for number in range(4)
@@ -81,7 +81,7 @@ async def test_a_long_prompt_stalls_no_running_stream(served: Served) -> None:
             stream(
                 served.http,
                 "/v1/completions",
-                completion(served, f"Chapter {number}.", max_tokens=150, ignore_eos=True),
+                completion(served, f"Chapter {number}.", max_tokens=800, ignore_eos=True),
             )
         )
         for number in range(2)

@@ -8,6 +8,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from clients.testing import Accept, Emit, FakeEngine, Hang, Progress, Script
 from clients.text.tokenizer import Tokenizer
 from clients.types import TokenizerBundle
@@ -56,6 +58,30 @@ async def test_it_starts_before_its_engine_and_connects_when_that_comes(
             facade.say("here now")
             _, body, _ = await facade.post(CHAT, chat())
             assert text_of(body) == "here now"
+
+
+async def test_an_engine_that_still_loads_is_no_engine_lost(
+    embedded_model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    fake = FakeEngine(embedded_model_dir, model=MODEL)
+    await fake.set_serving(False)
+    tok = Tokenizer.from_files(fake.tokenizer.files)
+    async with (
+        fake,
+        running_facade(FacadeConfig(engine=fake.target, port=0)) as running,
+    ):
+        facade = Harness(fake, running, tok)
+        await asyncio.sleep(1.0)
+        for path in ("/readyz", "/v1/models"):
+            status, raw, _ = await facade.get(path)
+            assert check_envelope(status, json.loads(raw), 503)["code"] == "engine_unavailable"
+        await fake.set_serving(True)
+        await facade.wait_ready(5)
+        facade.say("loaded now")
+        _, body, _ = await facade.post(CHAT, chat())
+        assert text_of(body) == "loaded now"
+    assert "lost" not in caplog.text
 
 
 async def test_an_engine_that_dies_ends_its_streams_and_is_found_again(

@@ -272,7 +272,7 @@ async def test_infos(engine_client: Client) -> None:
     assert model.weights_digest
     assert model.created_unix_seconds > 1_700_000_000
     server = await engine_client.engine.GetServerInfo(pb.GetServerInfoRequest())
-    assert (server.device, server.dtype, server.quantization) == ("cpu", "float32", "none")
+    assert (server.device, server.dtype, server.quantization) == ("cpu", "float32", "int8")
     assert (server.block_size, server.num_blocks) == (16, 256)
     assert server.max_num_batched_tokens == 64
     assert server.core_starts == 1

@@ -247,7 +247,9 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
             assert self.running or num_spare_blocks or request.num_tokens > self.kv.capacity_tokens
             return False
         assert self.kv.pool.num_available >= num_spare_blocks
-        assert self.kv.block_ids(request) == [block.block_id for block in [*prefix.blocks, *new]]
+        assert list(self.kv.block_ids(request)) == [
+            block.block_id for block in [*prefix.blocks, *new]
+        ]
         request.num_computed_tokens = num_found
         self.running.append(request)
         return True

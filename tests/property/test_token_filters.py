@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engine_service import token_filters
-from engine_service.messages import SamplingParams
-from engine_service.token_filters import NUM_CANDIDATES, draw_tokens
+from kernels.reference.token_filters import NUM_CANDIDATES, draw_tokens, lowest_kept
+from kernels.sampling_batch import Draws
 
 VOCAB = 3000
 TOP_KS = (0, 1, 7, NUM_CANDIDATES, NUM_CANDIDATES + 1, 700, VOCAB - 1, VOCAB, 10**9)
@@ -26,21 +26,34 @@ def random_z(rows: int, generator: torch.Generator) -> Tensor:
     return z_RV - z_RV.amax(dim=-1, keepdim=True)
 
 
-def thresholds(z_RV: Tensor, params: list[SamplingParams]) -> Tensor:
-    found = token_filters._thresholds(z_RV, z_RV.exp(), params)
-    return torch.full((len(params),), -math.inf) if found is None else found
+def draws(filters: list[tuple[int, float]], uniforms: list[float] | None = None) -> Draws:
+    """Of pairs of a top_k and a top_p."""
+    ones = np.ones(len(filters))
+    return Draws(
+        rows_D=np.arange(len(filters)),
+        temperature_D=ones,
+        top_k_D=np.array([k for k, _ in filters]),
+        top_p_D=np.array([p for _, p in filters]),
+        min_p_D=0.0 * ones,
+        uniform_D=0.5 * ones if uniforms is None else np.array(uniforms),
+    )
 
 
-def check_row(z_V: Tensor, params: SamplingParams, threshold: float) -> None:
+def thresholds(z_RV: Tensor, filters: list[tuple[int, float]]) -> Tensor:
+    found = lowest_kept(z_RV, z_RV.exp(), draws(filters))
+    return torch.full((len(filters),), -math.inf) if found is None else found
+
+
+def check_row(z_V: Tensor, top_k: int, top_p: float, threshold: float) -> None:
     """The k largest count, then the likeliest of them up to p, whatever equals the last too."""
-    k = params.top_k if 0 < params.top_k < VOCAB else VOCAB
+    k = top_k if 0 < top_k < VOCAB else VOCAB
     ranked = z_V.double().sort(descending=True).values[:k]
     assert threshold >= ranked[-1] or (k == VOCAB and threshold == -math.inf)
-    if params.top_p == 1.0:
+    if top_p == 1.0:
         assert threshold == (ranked[-1] if k < VOCAB else -math.inf)
         return
     assert bool((z_V == threshold).any())
-    goal, slack = params.top_p * float(ranked.exp().sum()), 2e-5 * float(ranked.exp().sum())
+    goal, slack = top_p * float(ranked.exp().sum()), 2e-5 * float(ranked.exp().sum())
     assert float(ranked[ranked > threshold].exp().sum()) < goal + slack
     assert float(ranked[ranked >= threshold].exp().sum()) >= goal - slack
 
@@ -48,18 +61,18 @@ def check_row(z_V: Tensor, params: SamplingParams, threshold: float) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_thresholds_are_those_of_a_sort_alone_and_in_a_batch(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    params = [SamplingParams(top_k=k, top_p=p) for k in TOP_KS for p in TOP_PS]
-    order = torch.randperm(len(params), generator=generator).tolist()
-    params = [params[i] for i in order]
-    z_RV = random_z(len(params), generator)
-    together = thresholds(z_RV, params)
-    uniforms = torch.rand(len(params), generator=generator).tolist()
-    drawn = draw_tokens(z_RV, params, uniforms)
-    for row, of_row in enumerate(params):
-        alone = thresholds(z_RV[row : row + 1], [of_row])
-        assert torch.equal(together[row : row + 1], alone), of_row
-        check_row(z_RV[row], of_row, float(alone))
-        (token,) = draw_tokens(z_RV[row : row + 1], [of_row], [uniforms[row]])
+    filters = [(k, p) for k in TOP_KS for p in TOP_PS]
+    order = torch.randperm(len(filters), generator=generator).tolist()
+    filters = [filters[i] for i in order]
+    z_RV = random_z(len(filters), generator)
+    together = thresholds(z_RV, filters)
+    uniforms = torch.rand(len(filters), generator=generator).tolist()
+    drawn = draw_tokens(z_RV, draws(filters, uniforms))
+    for row, (top_k, top_p) in enumerate(filters):
+        alone = thresholds(z_RV[row : row + 1], [(top_k, top_p)])
+        assert torch.equal(together[row : row + 1], alone), (top_k, top_p)
+        check_row(z_RV[row], top_k, top_p, float(alone))
+        (token,) = draw_tokens(z_RV[row : row + 1], draws([(top_k, top_p)], [uniforms[row]]))
         assert token == drawn[row]
 
 
@@ -75,8 +88,7 @@ def test_a_wide_top_k_sorts_no_vocabulary(monkeypatch: pytest.MonkeyPatch) -> No
     generator = torch.Generator().manual_seed(1)
     z_RV = torch.randn(8, VOCAB, generator=generator)
     z_RV -= z_RV.amax(dim=-1, keepdim=True)
-    wide = SamplingParams(top_k=VOCAB - 1)
-    thresholds(z_RV, [SamplingParams(top_k=40)] * 7 + [wide])
+    thresholds(z_RV, [(40, 1.0)] * 7 + [(VOCAB - 1, 1.0)])
     assert sum(largest) <= 7 * NUM_CANDIDATES
-    thresholds(z_RV[:1], [SamplingParams(top_k=VOCAB - 1, top_p=0.9)])
+    thresholds(z_RV[:1], [(VOCAB - 1, 0.9)])
     assert largest[-1] < VOCAB / 4

@@ -49,6 +49,12 @@ if behaviour == "bad-input":
 if behaviour == "always-crashes" and starts:
     sys.exit(7)
 print("a line of no meaning")
+if behaviour in ("loads-long", "loads-in-vain"):
+    print(json.dumps({"event": "bound", "at": f"{name}:{starts}"}), flush=True)
+    while "facade start" not in open(log).read():
+        time.sleep(0.02)
+if behaviour == "loads-in-vain":
+    sys.exit(2)
 print(json.dumps({"event": "listening", "at": f"{name}:{starts}"}), flush=True)
 if behaviour in ("always-crashes", "crashes-once") and not starts:
     time.sleep(0.2)
@@ -208,6 +214,20 @@ def test_bad_input_ends_it_with_the_childs_code_and_message(tmp_path: Path) -> N
     assert run.notes() == ["engine start"]
 
 
+def test_the_facade_starts_while_the_engine_loads(tmp_path: Path) -> None:
+    run = Run(tmp_path / "log", "loads-long,good")  # forever, if the facade did not start
+    run.until_announced()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish()[0] == 0
+    assert any(line.endswith("--engine=engine:0") for line in run.lines())
+
+
+def test_an_engine_that_fails_while_it_loads_ends_all_with_its_code(tmp_path: Path) -> None:
+    run = Run(tmp_path / "log", "loads-in-vain,good")
+    assert run.finish()[0] == 2
+    assert run.notes() == ["engine start", "facade start", "facade term", "facade end"]
+
+
 def test_a_facade_that_cannot_start_takes_the_engine_down(tmp_path: Path) -> None:
     run = Run(tmp_path / "log", "good,bad-input")
     assert run.finish()[0] == 2
@@ -270,7 +290,21 @@ async def test_where_a_child_listens_is_what_it_printed(tmp_path: Path) -> None:
     assert await child.wait() == 0
 
 
+async def test_where_a_child_will_listen_is_known_before_it_does() -> None:
+    code = """
+import sys
+print('{"event": "bound", "at": 1}', flush=True)
+sys.stdin.read() or sys.exit(3)
+"""
+    child = await Child.start([sys.executable, "-c", code])  # its stdin has ended
+    assert await child.bound() == {"event": "bound", "at": "1"}
+    assert await child.listening() is None
+    assert child.ready_at is None
+    assert await child.wait() == 3
+
+
 async def test_a_child_that_ends_without_a_word_never_listened() -> None:
     child = await Child.start([sys.executable, "-c", "import sys; sys.exit(3)"])
     assert await asyncio.wait_for(child.listening(), 5) is None
+    assert await child.bound() is None
     assert await child.wait() == 3

@@ -25,13 +25,20 @@ def test_what_is_exported_exists(module: object) -> None:
     names = inspect.getattr_static(module, "__all__")
     assert sorted(set(names)) == sorted(names)
     for name in names:
-        assert inspect.getattr_static(module, name) is not None
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(module, "no_such_name")  # noqa: B009 - mypy knows that it is not there
+
+
+def test_a_star_imports_all_of_it() -> None:
+    code = "from clients import *; EngineClient, Usage"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_import_is_cheap_and_loads_no_sdk() -> None:
     """In a process of its own, by its CPU time, for the machine may be busy; the best of three."""
     code = (
-        "import time; start = time.process_time(); import clients;"
+        "import time; start = time.process_time(); from clients import EngineClient;"
         "print(time.process_time() - start);"
         "import sys; print(*[m for m in sys.modules if m.split('.')[0] in "
         "('torch', 'transformers', 'xgrammar', 'aiohttp', 'numpy', 'tokenizers', 'msgspec')"

@@ -16,7 +16,7 @@ from engine_service.messages import CoreStats, Ready, Shutdown, StartFailed, Ste
 from engine_service.service_metrics import ServiceMetrics
 from engine_service.transport import CoreConnection, ThreadConnection
 
-READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "float32", {}, "w")
+READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "none", "float32", False, {}, "w")
 BEAT = StepFrame(0, 1, 1, 0, [], CoreStats(num_running=0))
 
 
@@ -94,7 +94,8 @@ class Bench:
         return self.cores[-1]
 
     async def start(self) -> Ready:
-        return await asyncio.wait_for(self.supervisor.start(self.known.append), 10)
+        self.supervisor.start(self.known.append)
+        return await asyncio.wait_for(self.supervisor.first_ready(), 10)
 
     async def until_cores(self, count: int, seconds: float) -> None:
         began = time.monotonic()
@@ -175,7 +176,8 @@ async def test_a_core_that_served_once_is_started_again_for_ever() -> None:
 
 async def test_stopping_while_it_loads_kills_it_at_once() -> None:
     bench = Bench(loading)
-    starting = asyncio.create_task(bench.supervisor.start(bench.known.append))
+    bench.supervisor.start(bench.known.append)
+    starting = asyncio.create_task(bench.supervisor.first_ready())
     await asyncio.sleep(0.05)
     starting.cancel()
     began = time.monotonic()

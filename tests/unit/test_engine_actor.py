@@ -38,7 +38,7 @@ from engine_service.messages import (
 )
 from engine_service.service_metrics import ServiceMetrics
 
-READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "float32", {}, "w")
+READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "none", "float32", False, {}, "w")
 ABORTED = Finish(FinishReason.ABORT, RequestTiming(arrival_ns=1, finished_ns=2))
 
 
@@ -347,6 +347,16 @@ async def test_an_answer_to_a_flush_that_has_failed_is_ignored(bench: Bench) -> 
 
 
 # ---------------------------------------------------------------- metrics
+
+
+async def test_gaps_between_tokens_fall_into_their_buckets(bench: Bench) -> None:
+    for gap_seconds in (0.005, 0.006, 0.02, 100.0):
+        bench.metrics.next_token(round(gap_seconds * 1e9))
+    name = "vllm:inter_token_latency_seconds"
+    for bound, count in {"0.005": 1, "0.01": 2, "0.025": 3, "80.0": 3, "+Inf": 4}.items():
+        assert bench.value(f"{name}_bucket", le=bound) == count, bound
+    assert bench.value(f"{name}_count") == 4
+    assert bench.value(f"{name}_sum") == pytest.approx(100.031)
 
 
 async def test_metrics_of_one_request(bench: Bench) -> None:

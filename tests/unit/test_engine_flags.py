@@ -31,6 +31,7 @@ FLAGS = [
     "--gpu-memory-utilization",
     "--grpc-host",
     "--grpc-port",
+    "--kernels",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
     "--log-level",

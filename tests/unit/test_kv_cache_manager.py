@@ -19,7 +19,7 @@ def test_600_tokens_need_38_blocks_of_16() -> None:
     kv = KVCacheManager(block_size=16, num_blocks=64)
     request = make_request(prompt=range(600))
     assert kv.allocate_slots(request, 600) is not None
-    assert kv.block_ids(request) == list(range(38))
+    assert list(kv.block_ids(request)) == list(range(38))
     assert kv.pool.num_used == 38
 
 
@@ -45,7 +45,7 @@ def test_a_request_grows_by_a_block_when_the_last_one_is_full() -> None:
         assert new is not None
         grown.append([block.block_id for block in new])
     assert grown == [[], [], [2], [], [], []]
-    assert kv.block_ids(request) == [0, 1, 2]
+    assert list(kv.block_ids(request)) == [0, 1, 2]
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
@@ -57,7 +57,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     assert (kv.pool.num_free, kv.pool.num_used) == (1, 3)
     first.num_computed_tokens = 9
     assert kv.allocate_slots(first, 8) is None
-    assert kv.block_ids(first) == [0, 1, 2]
+    assert list(kv.block_ids(first)) == [0, 1, 2]
 
 
 def test_spare_blocks_stay_available() -> None:
@@ -78,7 +78,7 @@ def test_hits_do_not_count_as_available_for_the_rest() -> None:
     assert (kv.pool.num_free, kv.pool.num_cached) == (1, 3)
     fits = make_request("c", range(16))
     assert admit(kv, fits) == 8
-    assert kv.block_ids(fits) == [0, 1, 3, 2]
+    assert list(kv.block_ids(fits)) == [0, 1, 3, 2]
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 48])
@@ -130,7 +130,7 @@ def test_a_prefix_in_use_is_shared() -> None:
     admit(kv, first)
     compute(kv, first)
     assert admit(kv, second) == 8
-    assert (kv.block_ids(first), kv.block_ids(second)) == ([0, 1, 2], [0, 1, 3])
+    assert (list(kv.block_ids(first)), list(kv.block_ids(second))) == ([0, 1, 2], [0, 1, 3])
     leave(kv, first)
     kv.check_integrity([second])
     assert kv.pool.num_used == 3
@@ -141,11 +141,11 @@ def test_a_prefix_computed_twice_is_kept_once() -> None:
     first, second = make_request("a", range(9)), make_request("b", range(9))
     admit(kv, first)
     admit(kv, second)
-    assert kv.block_ids(second) == [3, 4, 5]
+    assert list(kv.block_ids(second)) == [3, 4, 5]
     live_table = kv.block_ids(second)
     compute(kv, first)
     compute(kv, second)
-    assert live_table == [0, 1, 5]
+    assert list(live_table) == [0, 1, 5]
     kv.check_integrity([first, second])
     assert (kv.pool.num_used, kv.pool.num_free) == (4, 4)
 

@@ -62,7 +62,11 @@ def test_tensors_outlive_the_checkpoint_and_change_dtype(model_dir: Path) -> Non
 def test_projections_are_fused_in_order(model_dir: Path) -> None:
     config = read_config(model_dir)
     with Checkpoint(model_dir) as checkpoint:
-        weights = load_weights(config, lambda n: checkpoint.load(n, torch.float32, CPU))
+
+        def load(name: str) -> Tensor:
+            return checkpoint.load(name, torch.float32, CPU)
+
+        weights = load_weights(config, load, lambda spec: spec.load(load))
     found = tensors(model_dir)
     attention = [found[f"model.layers.2.self_attn.{n}_proj.weight"] for n in "qkv"]
     mlp = [found[f"model.layers.2.mlp.{n}_proj.weight"] for n in ("gate", "up")]

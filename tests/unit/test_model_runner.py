@@ -148,7 +148,9 @@ def test_what_the_runner_says_of_itself(model_dir: Path, runner: ModelRunner) ->
     assert runner.eos_token_ids == (2,)
     assert (runner.device_name, runner.dtype_name) == ("cpu", "float32")
     assert (runner.num_blocks, runner.max_model_len) == (8, 128)
-    assert set(runner.op_backends.values()) == {"reference"}
+    assert (runner.quantization, runner.kv_cache_dtype_name) == ("int8", "float16")
+    assert runner.batch_invariant
+    assert set(runner.op_backends.values()) == {"cpu"}
     assert len(runner.weights_digest) == 64
 
 
@@ -157,7 +159,8 @@ def test_what_the_runner_says_of_itself(model_dir: Path, runner: ModelRunner) ->
     [
         ("dtype", "int8", "dtype 'int8' is not one of auto"),
         ("device", "tpu", "'tpu' is not one of"),
-        ("quantization", "int4", "quantization 'int4' is not supported"),
+        ("quantization", "int3", "quantization 'int3' is not one of auto, none, int8, int4"),
+        ("kernels", "gpu", "kernels 'gpu' are not one of auto, cpu, reference"),
         ("max_model_len", 0, "max_model_len must be at least 1"),
     ],
 )
@@ -177,7 +180,7 @@ def test_batch_invariance_that_cannot_be_had_is_a_model_error(
 
     monkeypatch.setattr("kernels.reference.batch_invariant.linear", depends_on_the_place)
     with pytest.raises(ModelError, match="batch_invariant cannot be had on this machine"):
-        ModelRunner(core_config(model_dir, batch_invariant=True))
+        ModelRunner(core_config(model_dir, kernels="reference", batch_invariant=True))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ def model_dir(tiny_model_dir: MakeTinyModel) -> Path:
 @pytest.fixture(scope="module")
 def runner(model_dir: Path) -> ModelRunner:
     return ModelRunner(
-        CoreConfig(model=ModelConfig(str(model_dir), "tiny"), cache=CacheConfig(num_blocks=12))
+        CoreConfig(
+            model=ModelConfig(str(model_dir), "tiny", quantization="none"),
+            cache=CacheConfig(num_blocks=12, kv_cache_dtype="float32"),
+        )
     )
 
 

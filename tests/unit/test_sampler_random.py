@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_service.random_uniform import philox4x32, uniforms
+from kernels.reference.random_uniform import philox4x32, random_uniforms
+from kernels.sampling_batch import Floats
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -32,6 +33,12 @@ def test_known_answers(
     counters = np.array(counter, np.uint64).reshape(4, 1)
     keys = np.array([key[0] | key[1] << 32], np.uint64)
     assert philox4x32(counters, keys)[:, 0].tolist() == list(words)
+
+
+def uniforms(seeds: list[int], sample_indices: list[int], positions: list[int]) -> Floats:
+    return random_uniforms(
+        np.array(seeds, np.uint64), np.array(sample_indices), np.array(positions)
+    )
 
 
 def test_uniforms_are_uniform_and_inside() -> None:

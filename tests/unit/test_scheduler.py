@@ -156,7 +156,7 @@ def test_a_prompt_already_cached_computes_its_last_block_only() -> None:
     scheduler_output = core.schedule()
     (share,) = scheduler_output.scheduled
     assert (share.num_computed_tokens, share.num_scheduled_tokens) == (16, 1)
-    assert share.block_ids[:4] == [0, 1, 2, 3]
+    assert list(share.block_ids[:4]) == [0, 1, 2, 3]
     (output,) = core.update(scheduler_output)
     assert (output.num_prefilled_tokens, output.num_cached_tokens) == (17, 16)
     assert core.tokens["warm", 0] == core.tokens["cold", 0]
@@ -167,7 +167,7 @@ def test_shares_point_at_the_live_block_table() -> None:
     request = make_request("r", range(9))
     core.add(request)
     (share,) = core.schedule().scheduled
-    assert share.block_ids == [0, 1, 2]
+    assert list(share.block_ids) == [0, 1, 2]
     assert share.block_ids is core.kv.block_ids(request)
 
 

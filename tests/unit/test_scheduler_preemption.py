@@ -21,14 +21,14 @@ def two_that_outgrow_the_pool() -> tuple[Core, Request, Request]:
 def test_the_latest_of_the_lowest_priority_gives_way_and_comes_back() -> None:
     core, first, second = two_that_outgrow_the_pool()
     core.step()
-    assert (core.kv.block_ids(first), core.kv.block_ids(second)) == ([0, 1], [2, 3])
+    assert (list(core.kv.block_ids(first)), list(core.kv.block_ids(second))) == ([0, 1], [2, 3])
     core.step()
     core.step()  # both have 9 tokens now: block 4 is the last, and first takes it
     assert shares(core.schedule()) == {"first": 1}
-    assert core.kv.block_ids(first) == [0, 1, 4]
+    assert list(core.kv.block_ids(first)) == [0, 1, 4]
     # second found none and keeps what it has: nobody before it has asked for it
     assert second.status is RequestStatus.RUNNING
-    assert core.kv.block_ids(second) == [2, 3]
+    assert list(core.kv.block_ids(second)) == [2, 3]
 
 
 def test_a_paused_request_is_preempted_once_its_blocks_are_asked_for() -> None:
@@ -39,7 +39,7 @@ def test_a_paused_request_is_preempted_once_its_blocks_are_asked_for() -> None:
     assert shares(core.schedule()) == {"first": 1}  # its 13th token needs a fourth block
     assert second.status is RequestStatus.PREEMPTED
     assert (second.num_computed_tokens, second.num_preemptions) == (0, 1)
-    assert core.kv.block_ids(first) == [0, 1, 4, 3]  # the tail of second's chain
+    assert list(core.kv.block_ids(first)) == [0, 1, 4, 3]  # the tail of second's chain
     assert core.scheduler.stats().num_preemptions == 1
 
 

@@ -15,11 +15,10 @@ from tokenizers import Tokenizer
 from engine_service import grammar_compiler, structured_output
 from engine_service.errors import InternalError
 from engine_service.messages import Failure, SamplingParams, StoppingCriteria, StructuredOutput
-from engine_service.model_error import ModelError
 from engine_service.request import Request, RequestKey
 from engine_service.sampler import sample_tokens
 from engine_service.structured_output import StructuredOutputManager
-from kernels.ops import reference_ops
+from kernels.sampling_ops import reference_sampling_ops
 
 VOCAB = 49152
 PADDED = VOCAB + 40  # a vocabulary padded beyond its tokenizer, no multiple of 32
@@ -316,6 +315,8 @@ def test_the_cache_is_limited_in_bytes(
 def test_compiling_leaves_other_threads_running(
     manager: StructuredOutputManager, wakeup: Wakeup
 ) -> None:
+    assert ready(manager, wakeup, OBJECT, ("first", 0)) is None  # with all that is loaded once
+    manager.release(("first", 0))
     manager.submit(KEY, schema({"enum": [f"value {i}" for i in range(8000)]}))
     longest, last, news = 0.0, time.monotonic(), manager.poll()
     while not news:
@@ -338,12 +339,19 @@ def test_a_model_without_an_end_token_stops_when_the_text_is_complete(
     assert manager.is_terminated(KEY)
 
 
-def test_a_broken_tokenizer_is_a_model_error(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_fails_the_requests_that_need_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service refuses such a model; who breaks it later loses grammars, and nothing else."""
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"tokenizer\.json is not a usable tokenizer"):
-        StructuredOutputManager(tmp_path, VOCAB, (EOS,), Wakeup())
-    with pytest.raises(ModelError):
-        StructuredOutputManager(tmp_path / "nowhere", VOCAB, (EOS,), Wakeup())
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        woken = Wakeup()
+        manager = StructuredOutputManager(directory, VOCAB, (EOS,), woken)
+        failure = ready(manager, woken, OBJECT)
+        assert failure is not None
+        assert failure.reason == "INTERNAL_ERROR"
+        assert "tokenizer.json is not a usable tokenizer" in caplog.text
+        caplog.clear()
 
 
 def test_a_grammar_without_a_way_on_fails_its_request_by_field(
@@ -359,7 +367,7 @@ def test_a_grammar_without_a_way_on_fails_its_request_by_field(
     neighbour = request(("other", 0))
     bitmask = manager.fill_bitmask([request(), neighbour])
     stuck, sound = sample_tokens(
-        torch.zeros(2, PADDED), [request(), neighbour], bitmask, reference_ops()
+        torch.zeros(2, PADDED), [request(), neighbour], bitmask, reference_sampling_ops()
     )
     assert stuck.failure is not None
     assert (stuck.failure.reason, stuck.failure.field) == ("INVALID_VALUE", "structured_output")

@@ -1,4 +1,4 @@
-"""Long lists of tokens are read once a request, and do in a step what short ones do."""
+"""What requests ask of their rows. Long lists of tokens are read once a request, not in a step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator, ValuesView
 import torch
 from torch import Tensor
 
-from engine_service.logit_edits import apply_logit_bias, keep_allowed_tokens, mask_early_ends
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.request import Request
+from engine_service.sampling_batch import sampling_batch
+from kernels.sampling_batch import SamplingBatch
+from kernels.sampling_ops import reference_sampling_ops
 
 VOCAB = 1000
 MINUS_INF = float("-inf")
+OPS = reference_sampling_ops()
 
 
 class ReadOnce(tuple[int, ...]):
@@ -62,27 +65,41 @@ def test_a_step_does_not_walk_through_the_lists() -> None:
     ReadOnce.is_closed = ReadOnceBias.is_closed = True
     try:
         logits = random_logits(4)
-        requests = [plain, listed, plain, listed]
-        apply_logit_bias(logits, requests)
-        keep_allowed_tokens(logits, requests)
-        masked = mask_early_ends(logits, requests)
+        OPS.sample_rows(logits, batch_of([plain, listed, plain, listed]))
     finally:
         ReadOnce.is_closed = ReadOnceBias.is_closed = False
     assert torch.equal(logits, expected)
-    assert masked.restore(logits, {3, 0})
-    assert torch.equal(logits[1], expected[1])
-    back = list(set(allowed) & set(ends))
-    assert back
-    assert bool(logits[3, back].isfinite().all())
+
+
+def batch_of(requests: list[Request]) -> SamplingBatch:
+    return sampling_batch(requests, None, VOCAB, OPS)
 
 
 def test_ends_are_free_from_min_tokens_on() -> None:
     stopping = StoppingCriteria(max_tokens=9, min_tokens=1, eos_token_ids=(2,))
     made = request(SamplingParams(), stopping)
-    logits = random_logits(1)
-    mask_early_ends(logits, [made])
-    assert logits[0, 2] == MINUS_INF
+    early_ends = batch_of([made]).early_ends
+    assert early_ends is not None
+    assert early_ends.token_ids_P.tolist() == [2]
     made.append_output(40)
-    logits = random_logits(1)
-    assert not mask_early_ends(logits, [made]).token_ids
-    assert torch.equal(logits, random_logits(1))
+    assert batch_of([made]).early_ends is None
+
+
+def test_plain_greedy_rows_ask_for_nothing() -> None:
+    greedy = request(SamplingParams(temperature=0.0))
+    assert batch_of([greedy, greedy]) == SamplingBatch()
+
+
+def test_the_batch_is_a_copy_and_requests_go_on_growing() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.5)
+    made = request(params)
+    batch = batch_of([made])
+    made.append_output(5)
+    made.append_output(6)
+    assert batch.penalties is not None
+    assert batch.penalties.tokens.token_ids_P.tolist() == [5]
+    assert batch.penalties.output_counts_P.tolist() == [0]
+    again = batch_of([made]).penalties
+    assert again is not None
+    assert again.tokens.token_ids_P.tolist() == [5, 6]
+    assert again.output_counts_P.tolist() == [1, 1]
