@@ -125,7 +125,7 @@ def _on_cpu_kernels(
             quantization: Quantization = asked
             packed = pack_in_memory(specs, asked, load)
         else:
-            cache = PackedWeightsCache(cache_dir() / "packed", checkpoint.digest(), specs, load)
+            cache = PackedWeightsCache(cache_dir() / "packed", checkpoint.version(), specs, load)
             quantization = asked or "int8"
             packed = cache.open(quantization)
     except ValueError as error:

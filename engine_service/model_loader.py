@@ -102,6 +102,11 @@ class Checkpoint:
                     sha.update(file.read(_SAMPLE_BYTES))
         return sha.hexdigest()
 
+    def version(self) -> str:
+        """The digest, and when each file was changed: for what is made of every weight and kept."""
+        times = [str(path.stat().st_mtime_ns) for path in self._paths]
+        return "\0".join((self.digest(), *times))
+
 
 def check_shapes(
     found: Mapping[str, tuple[int, ...]],

@@ -2,7 +2,7 @@
 
     <cache>/packed/<key>   | head | layers.0.qkv | layers.0.output | ...     64-byte aligned
 
-The key is made of the checkpoint's digest, the quantization and the packed layout's version. The
+The key is made of the checkpoint's version, the quantization and the packed layout's version. The
 file is built beside its place and renamed; of two engines that start at once the second waits.
 
 `int4` keeps the logits head in int8: its errors would reach every token directly.
@@ -54,12 +54,12 @@ class PackedWeightsCache:
     def __init__(
         self,
         directory: Path,
-        checkpoint_digest: str,
+        checkpoint_version: str,
         specs: Mapping[str, MatrixSpec],
         load: LoadTensor,
     ) -> None:
         self._directory = directory
-        self._digest = checkpoint_digest
+        self._version = checkpoint_version
         self._specs = specs
         self._load = load
 
@@ -76,7 +76,7 @@ class PackedWeightsCache:
             return pack_in_memory(self._specs, quantization, self._load)
 
     def _path(self, quantization: str) -> Path:
-        key = f"{self._digest}\0{quantization}\0{LAYOUT_VERSION}"
+        key = f"{self._version}\0{quantization}\0{LAYOUT_VERSION}"
         return self._directory / hashlib.sha256(key.encode()).hexdigest()[:32]
 
     def _write(self, path: Path, quantization: Quantization, spans: Mapping[str, range]) -> None:

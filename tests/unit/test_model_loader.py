@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,14 @@ def test_projections_are_fused_in_order(model_dir: Path) -> None:
     assert weights.layers[2].qkv_OH.equal(torch.cat(attention))
     assert weights.layers[2].gate_up_GH.equal(torch.cat(mlp))
     assert weights.head_VH is weights.embedding_VH
+
+
+def test_a_touched_file_is_another_version_of_the_same_weights(model_dir: Path) -> None:
+    with Checkpoint(model_dir) as checkpoint:
+        digest, version = checkpoint.digest(), checkpoint.version()
+        os.utime(model_dir / "model.safetensors", (1, 1))
+        assert checkpoint.digest() == digest
+        assert checkpoint.version() != version
 
 
 def test_shards_hold_what_one_file_holds(model_dir: Path) -> None:
