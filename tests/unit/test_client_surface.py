@@ -50,7 +50,7 @@ def test_an_import_is_cheap_and_loads_no_sdk() -> None:
     ]
     answers = [run.stdout.split("\n") for run in runs]
     assert [loaded for _, loaded, _ in answers] == [""] * 3
-    assert min(float(seconds) for seconds, _, _ in answers) < 0.2
+    assert min(float(seconds) for seconds, _, _ in answers) < 0.4  # 0.1 to 0.25, by the hour
 
 
 def _public(owner: type) -> dict[str, object]:
