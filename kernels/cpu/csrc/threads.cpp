@@ -161,6 +161,4 @@ void ft_set_num_threads(int num_threads) {
   process.pool.reset();
   process.pool = std::make_unique<ThreadPool>(num_threads);
 }
-
-int ft_num_threads() { return (*firsttoken::PoolLease()).num_threads(); }
 }
