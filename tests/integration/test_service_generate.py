@@ -56,7 +56,10 @@ async def test_a_stream_from_accepted_to_finished(engine_client: Client) -> None
         request_id="one", prompt_tokens=150, max_tokens=5
     )
     progress = [e.prefill_progress for e in answer.events if e.HasField("prefill_progress")]
-    assert [p.computed_tokens for p in progress] == [64, 128, 150]
+    computed = [p.computed_tokens for p in progress]  # the latest replaces one not yet sent
+    assert computed == sorted(set(computed))
+    assert computed[-1] == 150
+    assert set(computed) <= {64, 128, 150}
     assert answer.kinds()[-1] == "finished"
     assert answer.kinds().count("finished") == 1
     assert len(answer.tokens()) == 5
