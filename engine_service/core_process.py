@@ -71,7 +71,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Re
 
 
 def serve_core(
-    config: CoreConfig, channel: CoreChannel, on_loaded: Callable[[], None] = lambda: None
+    config: CoreConfig, channel: CoreChannel, on_loaded: Callable[[Ready], None] = lambda _: None
 ) -> int:
     """The life of a core, in a process or a thread; returns the exit code."""
     try:
@@ -82,7 +82,7 @@ def serve_core(
     except Exception:
         logger.exception("the engine core could not start")
         return 1
-    on_loaded()
+    on_loaded(ready)
     channel.send(ready)
     try:
         core.run()
@@ -92,11 +92,21 @@ def serve_core(
     return 0
 
 
-def _collect_garbage_from_now_on() -> None:
-    """Looking for garbage among what loading makes costs a tenth of a start and finds none: it
-    stays. Nor does any later collection look at it, which would stop a step for that long."""
+def _prepare_for_steps(ready: Ready) -> None:
+    """Of a process that is a core's own.
+
+    Looking for garbage among what loading makes costs a tenth of a start and finds none: it
+    stays. Nor does any later collection look at it, which would stop a step for that long.
+
+    Where the compiled kernels compute, torch has only small work left. A thread that it woke for
+    that would spin for milliseconds afterwards, in place of the kernels' own.
+    """
+    import torch  # as above
+
     gc.freeze()
     gc.enable()
+    if set(ready.op_backends.values()) == {"cpu"}:
+        torch.set_num_threads(1)
 
 
 def _die_with_parent() -> None:
@@ -118,7 +128,7 @@ def main() -> int:
     configure_logging(arguments.log_level)
     config = msgspec.json.decode(arguments.config, type=CoreConfig)
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
-    exit_code = serve_core(config, channel, on_loaded=_collect_garbage_from_now_on)
+    exit_code = serve_core(config, channel, on_loaded=_prepare_for_steps)
     channel.close()
     return exit_code
 

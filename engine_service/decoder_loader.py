@@ -5,9 +5,10 @@
              reference   tensors, or quantized ones    op by op
     cuda     reference   tensors, or quantized ones    op by op
 
-`auto` kernels are the CPU's own where they can be had, and then `auto` quantization is int8, which
-is the fastest in batches and hardly differs from float32 (docs/performance.md). The reference
-computes what it is given, and says in the log that it does.
+`auto` kernels are the CPU's own where they can be had. Then `auto` quantization is int4 for weights
+that have only four bits anyway, as those of the embedded model, and int8 for others, which hardly
+differs from float32 (docs/performance.md). The reference computes what it is given, and says in
+the log that it does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from engine_service.models.weights import (
     load_weights,
     matrix_specs,
 )
-from engine_service.packed_weights import PackedWeightsCache, pack_in_memory, quantization_of
+from engine_service.packed_weights import (
+    PackedWeightsCache,
+    is_on_int4_grid,
+    pack_in_memory,
+    quantization_of,
+)
 from kernels.cpu.build import KernelBuildError
 from kernels.cpu.library import library
 from kernels.cpu.linear import PackedMatrix, Quantization
@@ -126,7 +132,7 @@ def _on_cpu_kernels(
             packed = pack_in_memory(specs, asked, load)
         else:
             cache = PackedWeightsCache(cache_dir() / "packed", checkpoint.version(), specs, load)
-            quantization = asked or "int8"
+            quantization = asked or ("int4" if is_on_int4_grid(specs, load) else "int8")
             packed = cache.open(quantization)
     except ValueError as error:
         raise ModelError(

@@ -27,6 +27,8 @@ from traces.setup import trace_directory
 _MODEL, _CACHE, _SCHEDULER = ModelConfig("", ""), CacheConfig(), SchedulerConfig()
 _SERVICE = ServiceConfig(CoreConfig(_MODEL))
 
+# A step with 128 tokens of new prompts in it takes about that long on two cores of a CPU.
+TARGET_ITL_MS = 150.0
 ADMIN_KEY_VARIABLE = "FIRSTTOKEN_ADMIN_KEY"
 
 
@@ -129,7 +131,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=("auto", "none", "int8", "int4"),
         default=_MODEL.quantization,
-        help="of the weights; auto: int8 with the CPU kernels, else none",
+        help="of the weights; auto: int4 if they have but 4 bits, else int8; without kernels none",
     )
     add(
         "--kernels",
@@ -205,8 +207,9 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--target-itl-ms",
-        type=_real(0.1, 60_000),
-        help="milliseconds between two tokens of a stream that prompts leave it; none: no target",
+        type=_real(0, 60_000),
+        default=TARGET_ITL_MS,
+        help="milliseconds between two tokens of a stream that prompts leave it; 0: no target",
     )
     add(
         "--tenant-weights",
@@ -276,7 +279,7 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             max_queue_wait_seconds=arguments.max_queue_wait,
             queue_timeout_seconds=arguments.queue_timeout,
             long_prefill_token_threshold=arguments.long_prefill_token_threshold,
-            target_itl_ms=arguments.target_itl_ms,
+            target_itl_ms=arguments.target_itl_ms or None,
             tenant_weights=arguments.tenant_weights,
             priority_aging_seconds=arguments.priority_aging,
             priority_range=arguments.priority_range,

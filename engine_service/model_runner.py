@@ -118,7 +118,7 @@ class ModelRunner:
         token_ids: dict[RequestKey, int] = {}
         logprobs: dict[RequestKey, TokenLogprobs] = {}
         if requests:
-            logits_RV = self._decoder.logits(hidden_TH[batch.logits_indices])
+            logits_RV = self._decoder.logits(hidden_TH.index_select(0, batch.logits_indices))
             sampled = sample_tokens(logits_RV, requests, token_bitmask, self._sampling_ops)
             for request, token in zip(requests, sampled, strict=True):
                 if token.failure is not None:

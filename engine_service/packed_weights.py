@@ -17,9 +17,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from engine_service.models.weights import HEAD, LoadTensor, MatrixSpec
@@ -30,7 +32,11 @@ from kernels.cpu.linear import (
     Quantization,
     pack_matrix,
     packed_bytes,
+    unpack_rows,
 )
+
+_OUTPUTS_LOOKED_AT: Final = 64
+_ROUNDING: Final = 1e-3  # of the largest weight: a step of four bits is 60 times that
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +52,21 @@ def pack_in_memory(
         name: pack_matrix(spec.load(load), quantization_of(spec, quantization))
         for name, spec in _with_progress(specs)
     }
+
+
+def is_on_int4_grid(specs: Mapping[str, MatrixSpec], load: LoadTensor) -> bool:
+    """Whether int4 holds the weights as they are, up to rounding: those that were made from four
+    bits, in groups of 32, do. Looks at some of the matrices that would be int4."""
+    names = [name for name in specs if quantization_of(specs[name], "int4") == "int4"]
+    picked = {names[len(names) * place // 4] for place in range(4)}
+    return all(_survives_int4(specs[name].load(load)[:_OUTPUTS_LOOKED_AT]) for name in picked)
+
+
+def _survives_int4(weight_OI: Tensor) -> bool:
+    packed = pack_matrix(weight_OI, "int4")
+    seen_OI = unpack_rows(packed, torch.arange(weight_OI.shape[0]))
+    limit = _ROUNDING * float(weight_OI.abs().max())
+    return bool((seen_OI - weight_OI).abs().max() <= limit)
 
 
 class PackedWeightsCache:

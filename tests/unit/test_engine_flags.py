@@ -17,7 +17,7 @@ from engine_service.config import (
     SchedulerConfig,
     ServiceConfig,
 )
-from engine_service.flags import build_parser, to_config
+from engine_service.flags import TARGET_ITL_MS, build_parser, to_config
 
 FLAGS = [
     "--admin-key",
@@ -65,7 +65,9 @@ def parse(*flags: str) -> ServiceConfig:
 
 
 def test_without_flags_the_configuration_is_the_default_one() -> None:
-    assert parse() == ServiceConfig(CoreConfig(ModelConfig("/models/tiny", "tiny")))
+    scheduler = SchedulerConfig(target_itl_ms=TARGET_ITL_MS)  # none in tests, which are not timed
+    expected = CoreConfig(ModelConfig("/models/tiny", "tiny"), scheduler=scheduler)
+    assert parse() == ServiceConfig(expected)
 
 
 def test_flags_reach_their_fields() -> None:
@@ -91,7 +93,7 @@ def test_flags_reach_their_fields() -> None:
     )
     assert config.core.cache == CacheConfig(8, num_blocks=9, enable_prefix_caching=False)
     assert config.core.scheduler == SchedulerConfig(
-        max_num_seqs=3, max_num_queued_reqs=5, max_samples=4
+        max_num_seqs=3, max_num_queued_reqs=5, max_samples=4, target_itl_ms=TARGET_ITL_MS
     )
     assert config.core.num_threads == 2
     assert (config.grpc_port, config.shutdown_timeout_seconds) == (0, 1.5)
@@ -126,12 +128,13 @@ def test_flags_of_the_policy() -> None:
     assert (policy.long_prefill_token_threshold, policy.target_itl_ms) == (64, 40)
     assert policy.tenant_weights == {"a": 2, "odd=name": 0.5}
     assert policy.priority_aging_seconds == 5
+    assert parse("--target-itl-ms=0").core.scheduler.target_itl_ms is None
 
 
 @pytest.mark.parametrize(
     "flag",
     [
-        "--target-itl-ms=0",
+        "--target-itl-ms=-1",
         "--tenant-weights=a",
         "--tenant-weights=a=0",
         "--tenant-weights==2",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,32 @@ def test_a_cache_of_another_dtype(model_dir: Path, runner: ModelRunner) -> None:
     assert (half.dtype_name, half.kv_cache_dtype_name) == ("float32", "float16")
     tokens = list(range(300, 330))
     assert step(half, share("a", tokens, [0, 1])) == step(runner, share("a", tokens, [0, 1]))
+
+
+_CPU_SECONDS_AFTER_A_STEP = """
+import sys, time
+from pathlib import Path
+from tests.unit.test_model_runner import ModelRunner, core_config, share, step
+
+runner = ModelRunner(core_config(Path(sys.argv[1])))
+shares = [share(str(number), [number], [number]) for number in range(8)]
+spent = 0.0
+for _ in range(20):
+    step(runner, *shares)
+    start = time.process_time()
+    time.sleep(0.02)
+    spent += time.process_time() - start
+print(spent / 20)
+"""
+
+
+def test_a_step_leaves_no_thread_spinning(tiny_model_dir: MakeTinyModel) -> None:
+    """torch's threads would, for milliseconds, in place of the next step's."""
+    model_dir = tiny_model_dir("llama", hidden_size=768)
+    command = [sys.executable, "-c", _CPU_SECONDS_AFTER_A_STEP, str(model_dir)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    spent = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert float(spent.stdout) < 0.0007
 
 
 def test_what_the_runner_says_of_itself(model_dir: Path, runner: ModelRunner) -> None:

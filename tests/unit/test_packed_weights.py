@@ -15,9 +15,10 @@ from engine_service.model_error import ModelError
 from engine_service.model_loader import Checkpoint
 from engine_service.models.config import read_config
 from engine_service.models.weights import HEAD, MatrixSpec
-from engine_service.packed_weights import PackedWeightsCache, pack_in_memory
+from engine_service.packed_weights import PackedWeightsCache, is_on_int4_grid, pack_in_memory
 from kernels.cpu.build import KernelBuildError
 from kernels.cpu.linear import Quantization
+from kernels.reference.quantized import dequantize, quantize_matrix
 from tests.conftest import MakeTinyModel
 
 CPU = torch.device("cpu")
@@ -66,6 +67,31 @@ def test_a_second_engine_maps_what_the_first_packed(tmp_path: Path, asked: Quant
                 matrix.num_inputs,
             )
             assert torch.equal(found.data, matrix.data)
+
+
+def test_weights_that_were_made_from_four_bits_are_told_from_others() -> None:
+    weights = Weights()
+    assert not is_on_int4_grid(weights.specs, weights.load)
+    rounded = {
+        name: dequantize(quantize_matrix(weights.load(name), "int4")) for name in ("q", "k", "down")
+    }
+    assert is_on_int4_grid(weights.specs, rounded.__getitem__)  # the head is not looked at
+    rounded["k"] = weights.load("k")
+    assert not is_on_int4_grid(weights.specs, rounded.__getitem__)
+
+
+def test_auto_is_int4_for_the_embedded_model(embedded_model_dir: Path) -> None:
+    model = read_config(embedded_model_dir)
+    with Checkpoint(embedded_model_dir) as checkpoint:
+        loaded = load_decoder(
+            model,
+            checkpoint,
+            lambda name: checkpoint.load(name, torch.float32, CPU),
+            config(embedded_model_dir),
+            max_model_len=32,
+            cpu_kernels=True,
+        )
+    assert loaded.quantization == "int4"
 
 
 def test_other_weights_have_another_file(tmp_path: Path) -> None:
