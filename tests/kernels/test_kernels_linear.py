@@ -110,7 +110,8 @@ def test_products_of_integers_are_exact(
         values[..., 0], values[..., 1] = lowest, highest
         return values.flatten(1)
 
-    x_TI = integers(num_rows, -32767, 32767)
+    largest = 127 if quantization == "int4" else 32767
+    x_TI = integers(num_rows, -largest, largest)
     lowest = int(torch.randint(-20, 20, (1,), generator=generator))
     bounds = (lowest, lowest + 15) if quantization == "int4" else (-127, 127)
     weight_OI = integers(num_outputs, *bounds)

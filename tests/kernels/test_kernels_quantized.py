@@ -44,11 +44,12 @@ def test_a_weight_is_at_most_half_a_step_off(
         assert (error_OI[:, first : first + GROUP] <= bound_O1).all()
 
 
-def test_rows_are_scaled_to_all_of_int16() -> None:
+@pytest.mark.parametrize("largest", [127, 32767])
+def test_rows_are_scaled_to_all_that_there_is(largest: int) -> None:
     x_TI = torch.randn(9, 70) * torch.logspace(-3, 3, 9).unsqueeze(1)
-    quants_TGI, scales_TG = quantize_rows(x_TI)
+    quants_TGI, scales_TG = quantize_rows(x_TI, largest)
     assert quants_TGI.shape == (9, 3, GROUP) and scales_TG.shape == (9, 3)
-    assert (quants_TGI.abs().amax(dim=-1) == 32767).all()
+    assert (quants_TGI.abs().amax(dim=-1) == largest).all()
     assert torch.equal(quants_TGI, quants_TGI.round())
     restored_TI = (quants_TGI * scales_TG.unsqueeze(-1)).flatten(1)
     error_TI = F.pad(x_TI, (0, 26)) - restored_TI
@@ -66,7 +67,7 @@ def test_products_are_those_of_the_quantized_numbers(
         torch.ones(20),
     )
     matrix = quantize_matrix(weight_OI, quantization)
-    quants_TGI, scales_TG = quantize_rows(x_TI)
+    quants_TGI, scales_TG = quantize_rows(x_TI, matrix.largest_row_value)
     seen_x_TI = (quants_TGI.double() * scales_TG.double().unsqueeze(-1)).flatten(1)[:, :num_inputs]
     want_TO = seen_x_TI @ dequantize(matrix).double().T
     got_TO = quantized_linear(x_TI, matrix, bias_O)

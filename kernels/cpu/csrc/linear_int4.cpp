@@ -5,12 +5,38 @@ namespace {
 
 struct Int4 {
   using Block = Int4Block;
+  using RowValue = Int4RowValue;
   static constexpr bool kHasOffsets = true;
 
 #if defined(__AVX2__)
-  static __m256i unpack(const Block& block, int step, int half) {
-    const __m256i four = load_bytes(block.quants[step / 4][half]);
-    return _mm256_and_si256(_mm256_srli_epi16(four, step % 4 * 4), _mm256_set1_epi16(15));
+  // Four inputs at a time, in lanes of 16 bits: a group's eight sums of two products are at most
+  // 8 * 2 * 15 * 127 = 30,480.
+  template <int kRows>
+  static void multiply(const Block& block, const RowValue* x, I8 (&dots)[kRows][kHalves]) {
+    __m256i sums[kRows][kHalves];
+#pragma GCC unroll 8
+    for (int step = 0; step < kGroupInputs / 4; ++step) {
+      __m256i w0 = four_bits(block, step, 0), w1 = four_bits(block, step, 1);
+      settle(w0, w1);
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i four = repeat_bytes(x + r * kGroupInputs + step * 4);
+        const __m256i y0 = _mm256_maddubs_epi16(w0, four), y1 = _mm256_maddubs_epi16(w1, four);
+        sums[r][0] = step == 0 ? y0 : _mm256_add_epi16(sums[r][0], y0);
+        sums[r][1] = step == 0 ? y1 : _mm256_add_epi16(sums[r][1], y1);
+        settle(sums[r][0], sums[r][1]);
+      }
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int r = 0; r < kRows; ++r) {
+      for (int half = 0; half < kHalves; ++half) {
+        dots[r][half] = reinterpret_cast<I8>(_mm256_madd_epi16(sums[r][half], ones));
+      }
+    }
+  }
+
+  static __m256i four_bits(const Block& block, int step, int half) {
+    const __m256i both = load_bytes(block.quants[step / 2][half]);
+    return _mm256_and_si256(_mm256_srli_epi16(both, step % 2 * 4), _mm256_set1_epi8(15));
   }
 #endif
 };

@@ -5,12 +5,32 @@ namespace {
 
 struct Int8 {
   using Block = Int8Block;
+  using RowValue = Int8RowValue;
   static constexpr bool kHasOffsets = false;
 
 #if defined(__AVX2__)
-  static __m256i unpack(const Block& block, int step, int half) {
-    return _mm256_cvtepi8_epi16(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.quants[step][half])));
+  // Two inputs at a time, in lanes of 32 bits.
+  template <int kRows>
+  static void multiply(const Block& block, const RowValue* x, I8 (&dots)[kRows][kHalves]) {
+    __m256i sums[kRows][kHalves] = {};
+#pragma GCC unroll 16
+    for (int step = 0; step < kGroupInputs / 2; ++step) {
+      __m256i w0 = widened(block.quants[step][0]), w1 = widened(block.quants[step][1]);
+      settle(w0, w1);
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i two = repeat_bytes(x + r * kGroupInputs + step * 2);
+        sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(w0, two));
+        sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(w1, two));
+        settle(sums[r][0], sums[r][1]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int half = 0; half < kHalves; ++half) dots[r][half] = reinterpret_cast<I8>(sums[r][half]);
+    }
+  }
+
+  static __m256i widened(const void* bytes) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
   }
 #endif
 };

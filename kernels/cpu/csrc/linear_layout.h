@@ -11,9 +11,10 @@
 //             output       0             | 1            | ... 7                    (or 8 to 15)
 //             input        i      i + 1  | the same two for each
 //
-//     int4    half byte    0      1      2      3      | 4      5      6      7      | ... |
-//             output       0                                                         | 1 ... 7
-//             input        i      i + 2  i + 4  i + 6  | i + 1  i + 3  i + 5  i + 7  | the same
+//     int4    byte         0      1      2      3      | 4 ...  | ... |
+//             output       0                           | 1      | ... 7
+//             input        i      i + 1  i + 2  i + 3  | the same four for each: the low bits;
+//                          i + 4  i + 5  i + 6  i + 7  | ...                     the high bits
 //
 // What is past the matrix's last output or input is zero.
 #pragma once
@@ -33,7 +34,7 @@ struct Int8Block {
 
 // weight = scale * quant + offset, quant in [0, 15].
 struct Int4Block {
-  uint8_t quants[4][2][8][2][2];  // [8 inputs][half of the outputs][output][odd][two inputs]
+  uint8_t quants[4][2][8][4];  // [8 inputs][half of the outputs][output][input, and the 4th after]
   uint16_t scales[kTileOutputs];
   uint16_t offsets[kTileOutputs];
 };
@@ -43,8 +44,8 @@ inline int quant_at(const Int8Block& block, int input, int output) {
 }
 
 inline int quant_at(const Int4Block& block, int input, int output) {
-  const uint8_t both = block.quants[input / 8][output / 8][output % 8][input % 2][input % 8 / 4];
-  return input % 4 < 2 ? both & 15 : both >> 4;
+  const uint8_t both = block.quants[input / 8][output / 8][output % 8][input % 4];
+  return input % 8 < 4 ? both & 15 : both >> 4;
 }
 
 static_assert(sizeof(Int8Block) == 544 && sizeof(Int4Block) == 320, "no gaps");

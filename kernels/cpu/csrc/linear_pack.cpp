@@ -59,9 +59,9 @@ void pack_output(const Group& group, int output, Int4Block& block) {
   group.quantize(half_to_float(block.offsets[output]), half_to_float(block.scales[output]), 0.0f,
                  15.0f, quants);
   for (int i = 0; i < kGroupInputs; ++i) {
-    uint8_t& both = block.quants[i / 8][output / 8][output % 8][i % 2][i % 8 / 4];
+    uint8_t& both = block.quants[i / 8][output / 8][output % 8][i % 4];
     const auto quant = static_cast<uint8_t>(quants[i]);
-    both = i % 4 < 2 ? quant : both | static_cast<uint8_t>(quant << 4);
+    both = i % 8 < 4 ? quant : both | static_cast<uint8_t>(quant << 4);
   }
 }
 

@@ -5,12 +5,10 @@
 // The sums of integers are exact in any order; the float part is the same for any number of rows at
 // a time. A format is a struct with
 //
-//     Block, kHasOffsets
-//     unpack(block, step, half)  with AVX2: the weights of 2 inputs and 8 outputs, 16 bits each
+//     Block, RowValue, kHasOffsets
+//     multiply<rows>(block, x, dots)  with AVX2: the sums of integers of some rows
 //
-// A group's sum is 32 * 127 * 32767 at most: a sixteenth of what 32 bits hold. Rows in 16 bits cost
-// what rows in 8 would: two products of bytes fill a lane of 16, signs would have to be moved from
-// one operand to the other, and the sums widened.
+// A group's sum is 32 * 127 * 32767 at most: a sixteenth of what 32 bits hold.
 #pragma once
 
 #include <cstring>
@@ -21,8 +19,6 @@
 namespace firsttoken {
 
 constexpr int kHalves = kTileOutputs / kLanes;
-constexpr int kStepInputs = 2;        // 4 bytes of each row
-constexpr int kSteps = kGroupInputs / kStepInputs;
 constexpr int kRowsAtOnce = 4;        // 8 sums, and what is multiplied: most of 16 registers
 constexpr int kPrefetchBytes = 2560;  // ahead: what memory delivers in the time that it takes
 constexpr int kLineBytes = 64;
@@ -44,31 +40,16 @@ inline __m256i repeat_bytes(const void* from) {
 // products of all steps before it adds up the first, and has nowhere to put them.
 inline void settle(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
 
-// Sums of products of a group's integers, [kRows][kHalves].
 template <class Format, int kRows>
-inline void multiply_group(const typename Format::Block& block, const RowValue* x,
+inline void multiply_group(const typename Format::Block& block, const typename Format::RowValue* x,
                            I8 (&dots)[kRows][kHalves]) {
-  __m256i sums[kRows][kHalves] = {};
-#pragma GCC unroll 16
-  for (int step = 0; step < kSteps; ++step) {
-    __m256i w0 = Format::unpack(block, step, 0), w1 = Format::unpack(block, step, 1);
-    settle(w0, w1);
-    for (int r = 0; r < kRows; ++r) {
-      const __m256i repeated = repeat_bytes(x + r * kGroupInputs + step * kStepInputs);
-      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(w0, repeated));
-      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(w1, repeated));
-      settle(sums[r][0], sums[r][1]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int half = 0; half < kHalves; ++half) dots[r][half] = reinterpret_cast<I8>(sums[r][half]);
-  }
+  Format::template multiply<kRows>(block, x, dots);
 }
 
 #else
 
 template <class Format, int kRows>
-inline void multiply_group(const typename Format::Block& block, const RowValue* x,
+inline void multiply_group(const typename Format::Block& block, const typename Format::RowValue* x,
                            I8 (&dots)[kRows][kHalves]) {
   int32_t sums[kRows][kTileOutputs] = {};
   for (int input = 0; input < kGroupInputs; ++input) {
@@ -89,6 +70,7 @@ inline void multiply_group(const typename Format::Block& block, const RowValue* 
 #endif
 
 // A group's share of a block of rows.
+template <class RowValue>
 struct GroupRows {
   const RowValue* values;  // [rows][32]
   const float* scales;
@@ -111,7 +93,7 @@ struct GroupFactors {
 
 template <class Format, int kRows>
 inline void add_group(const typename Format::Block& block, const GroupFactors<Format>& factors,
-                      const GroupRows& x, int64_t row, float* y_T16) {
+                      const GroupRows<typename Format::RowValue>& x, int64_t row, float* y_T16) {
   I8 dots[kRows][kHalves];
   multiply_group<Format, kRows>(block, x.values + row * kGroupInputs, dots);
   for (int half = 0; half < kHalves; ++half) {
@@ -130,6 +112,7 @@ inline void add_group(const typename Format::Block& block, const GroupFactors<Fo
 template <class Format>
 void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
                     float* y_T16) {
+  using RowValue = typename Format::RowValue;
   std::memset(y_T16, 0, sizeof(float) * static_cast<size_t>(x.num_rows * kTileOutputs));
   for (int64_t group = 0; group < num_groups; ++group) {
     const typename Format::Block& block = blocks[group];
@@ -139,7 +122,7 @@ void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, co
     }
     const GroupFactors<Format> factors(block);
     const int64_t first = group * x.num_rows;
-    const GroupRows rows{static_cast<const RowValue*>(x.values) + first * kGroupInputs,
+    const GroupRows<RowValue> rows{static_cast<const RowValue*>(x.values) + first * kGroupInputs,
                          x.scales + first, x.sums + first};
     int64_t row = 0;
     for (; row + kRowsAtOnce <= x.num_rows; row += kRowsAtOnce) {

@@ -57,7 +57,7 @@ int32_t amax_bits(const Group& group) {
   return result;
 }
 
-void store_quants(const I8 (&quants)[kVectors], RowValue* to) {
+void store_quants(const I8 (&quants)[kVectors], int16_t* to) {
 #if defined(__AVX2__)
   for (int v = 0; v < kVectors; v += 2) {
     const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(quants[v]),
@@ -67,13 +67,28 @@ void store_quants(const I8 (&quants)[kVectors], RowValue* to) {
   }
 #else
   for (int i = 0; i < kGroupInputs; ++i) {
-    to[i] = static_cast<RowValue>(quants[i / kLanes][i % kLanes]);
+    to[i] = static_cast<int16_t>(quants[i / kLanes][i % kLanes]);
   }
 #endif
 }
 
+void store_quants(const I8 (&quants)[kVectors], int8_t* to) {
+  int16_t words[kGroupInputs];
+  store_quants(quants, words);
+#if defined(__AVX2__)
+  const auto* from = reinterpret_cast<const __m256i*>(words);
+  const __m256i bytes =
+      _mm256_packs_epi16(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(bytes, 0xD8));
+#else
+  for (int i = 0; i < kGroupInputs; ++i) to[i] = static_cast<int8_t>(words[i]);
+#endif
+}
+
 // A group that holds what is not finite makes all products with its row NaN, and no other row's.
+template <class RowValue>
 GroupScale quantize(const Group& group, RowValue* values) {
+  constexpr float kLargest = kLargestRowValue<RowValue>;
   const int32_t bits = amax_bits(group);
   float amax;
   std::memcpy(&amax, &bits, sizeof amax);
@@ -83,7 +98,7 @@ GroupScale quantize(const Group& group, RowValue* values) {
     const float nothing = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     return {nothing, nothing};
   }
-  const float to_quants = kLargestRowValue / amax;
+  const float to_quants = kLargest / amax;
   I8 quants[kVectors];
   I8 sums{};
   for (int v = 0; v < kVectors; ++v) {
@@ -93,14 +108,15 @@ GroupScale quantize(const Group& group, RowValue* values) {
   store_quants(quants, values);
   int32_t sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  const float scale = amax / kLargestRowValue;
+  const float scale = amax / kLargest;
   return {scale, scale * static_cast<float>(sum)};
 }
 
 int64_t row_bytes(Format format, int64_t num_inputs) {
   if (format == Format::kFloat32) return num_inputs * static_cast<int64_t>(sizeof(float));
   const int64_t padded = ceil_div(num_inputs, kGroupInputs) * kGroupInputs;
-  return padded * static_cast<int64_t>(sizeof(RowValue));
+  const size_t value_bytes = format == Format::kInt8 ? sizeof(Int8RowValue) : sizeof(Int4RowValue);
+  return padded * static_cast<int64_t>(value_bytes);
 }
 
 }  // namespace
@@ -142,12 +158,14 @@ void PreparedRows::set_row(int64_t row, const float* x_I) {
   }
   const int64_t first = row / rows_per_block_ * rows_per_block_;
   const int64_t height = std::min(rows_per_block_, num_rows_ - first);
-  auto* const values = reinterpret_cast<RowValue*>(values_);
   for (int64_t group = 0; group < num_groups_; ++group) {
     const int64_t input = group * kGroupInputs;
     const int64_t at = first * num_groups_ + group * height + (row - first);
+    const Group numbers = load_group(x_I + input, num_inputs_ - input);
     const GroupScale found =
-        quantize(load_group(x_I + input, num_inputs_ - input), values + at * kGroupInputs);
+        format_ == Format::kInt8
+            ? quantize(numbers, reinterpret_cast<Int8RowValue*>(values_) + at * kGroupInputs)
+            : quantize(numbers, reinterpret_cast<Int4RowValue*>(values_) + at * kGroupInputs);
     scales_[at] = found.scale;
     sums_[at] = found.sum;
   }
