@@ -5,9 +5,10 @@
     int4    weight = scale * q + offset    both float16, likewise
 
 With int8 and int4 a row is quantized for itself, with a scale for each 32 of its numbers, and
-multiplied in integers: to 16 bits beside int8 weights, where fewer would not be faster, and to 8
-beside int4 ones. `kernels.reference.quantized` is the same in torch. What a row gives has the same
-bits whatever the other rows are, and however many threads compute.
+multiplied in integers: of 16 bits beside int8 weights, where fewer would not be faster; beside int4
+ones of 8, or of 16 where one number is far larger than the row's others. What a row gives has the
+same bits whatever the other rows are, and however many threads compute.
+`kernels.reference.quantized` is the same in torch.
 """
 
 from __future__ import annotations

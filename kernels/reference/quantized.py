@@ -5,6 +5,10 @@
     row      groups of 32 of its numbers            x = scale_x * q_x
                                                 with int8 matrices      -32767 <= q_x <= 32767
                                                 with int4 matrices        -127 <= q_x <= 127
+                                                in wide groups          -32639 <= q_x <= 32639
+
+A group is wide if its largest number is more than 6 times the root mean square of its row: such a
+number would leave too few of 8 bits for the others.
 
     y  =  sum over groups of  scale_x * (scale * sum(q_x * q))  +  offset * (scale_x * sum(q_x))
 
@@ -28,6 +32,9 @@ Quantization = Literal["none", "int8", "int4"]
 
 GROUP: Final = 32  # inputs
 _LARGEST_INT8: Final = 127
+_LARGEST_INT16: Final = 32767  # of rows beside int8
+_LARGEST_WIDE: Final = 127 * 256 + 127  # of rows beside int4, in wide groups
+_WIDE_AMAX: Final = 6.0  # root mean squares of the row
 _LARGEST_INT4: Final = 15
 _LARGEST_FLOAT16: Final = 65504.0
 _SMALLEST_AMAX: Final = 1e-30  # a group of smaller numbers is zero: 32767 / amax must be finite
@@ -41,11 +48,6 @@ class QuantizedMatrix:
     values_OGI: Tensor  # [O, G, GROUP]: int8; for int4 uint8
     scales_OG: Tensor  # float16
     offsets_OG: Tensor | None  # float16; None for int8
-
-    @property
-    def largest_row_value(self) -> int:
-        """Of the integers that stand for a row's numbers."""
-        return 32767 if self.offsets_OG is None else 127
 
 
 def quantize_matrix(weight_OI: Tensor, quantization: Quantization) -> QuantizedMatrix:
@@ -88,24 +90,34 @@ def dequantize(matrix: QuantizedMatrix) -> Tensor:
     return weight_OGI.flatten(1)[:, : matrix.num_inputs]
 
 
-def quantize_rows(x_TI: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Integers [T, G, GROUP], in float32, of at most that magnitude, and their scales [T, G].
+def quantize_rows(x_TI: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
+    """Integers [T, G, GROUP], in float32, and their scales [T, G], beside an int8 or int4 matrix.
 
     A group that holds what is not finite has a scale of NaN, and so has all that it gives.
     """
     groups_TGI = _in_groups(x_TI.float(), fill_with_last=False)
     amax_TG1 = groups_TGI.abs().amax(dim=-1, keepdim=True)
-    divided_TG1 = torch.full_like(amax_TG1, largest) / amax_TG1
+    largest_TG1 = _largest_row_values(x_TI.float(), amax_TG1, quantization)
+    divided_TG1 = largest_TG1 / amax_TG1
     regular_TG1 = amax_TG1.isfinite() & (amax_TG1 >= _SMALLEST_AMAX)
     quants_TGI = (groups_TGI * divided_TG1).round_().masked_fill_(~regular_TG1, 0.0)
-    scales_TG1 = (amax_TG1 / largest).masked_fill_(amax_TG1 < _SMALLEST_AMAX, 0.0)
+    scales_TG1 = (amax_TG1 / largest_TG1).masked_fill_(amax_TG1 < _SMALLEST_AMAX, 0.0)
     scales_TG1.masked_fill_(~amax_TG1.isfinite(), float("nan"))
     return quants_TGI, scales_TG1.squeeze(-1)
 
 
+def _largest_row_values(x_TI: Tensor, amax_TG1: Tensor, quantization: Quantization) -> Tensor:
+    if quantization == "int8":
+        return torch.full_like(amax_TG1, _LARGEST_INT16)
+    root_mean_squares_T11 = x_TI.square().mean(dim=1).sqrt().view(-1, 1, 1)
+    is_wide_TG1 = amax_TG1 > _WIDE_AMAX * root_mean_squares_T11
+    return torch.where(is_wide_TG1, float(_LARGEST_WIDE), float(_LARGEST_INT8))
+
+
 def quantized_linear(x_TI: Tensor, matrix: QuantizedMatrix, bias_O: Tensor | None) -> Tensor:
     """x @ matrix.T + bias, [T, O], in the rows' dtype and float32 inside."""
-    quants_TGI, scales_TG = quantize_rows(x_TI, matrix.largest_row_value)
+    quantization: Quantization = "int8" if matrix.offsets_OG is None else "int4"
+    quants_TGI, scales_TG = quantize_rows(x_TI, quantization)
     sums_TG = scales_TG * quants_TGI.sum(dim=-1)
     y_TO = x_TI.new_zeros((x_TI.shape[0], matrix.values_OGI.shape[0]), dtype=torch.float32)
     for group in range(scales_TG.shape[1]):

@@ -44,16 +44,28 @@ def test_a_weight_is_at_most_half_a_step_off(
         assert (error_OI[:, first : first + GROUP] <= bound_O1).all()
 
 
-@pytest.mark.parametrize("largest", [127, 32767])
-def test_rows_are_scaled_to_all_that_there_is(largest: int) -> None:
+@pytest.mark.parametrize(("quantization", "largest"), [("int4", 127), ("int8", 32767)])
+def test_rows_are_scaled_to_all_that_there_is(quantization: Quantization, largest: int) -> None:
     x_TI = torch.randn(9, 70) * torch.logspace(-3, 3, 9).unsqueeze(1)
-    quants_TGI, scales_TG = quantize_rows(x_TI, largest)
+    quants_TGI, scales_TG = quantize_rows(x_TI, quantization)
     assert quants_TGI.shape == (9, 3, GROUP) and scales_TG.shape == (9, 3)
     assert (quants_TGI.abs().amax(dim=-1) == largest).all()
     assert torch.equal(quants_TGI, quants_TGI.round())
     restored_TI = (quants_TGI * scales_TG.unsqueeze(-1)).flatten(1)
     error_TI = F.pad(x_TI, (0, 26)) - restored_TI
     assert (error_TI.view(9, 3, GROUP).abs() <= 0.5001 * scales_TG.unsqueeze(-1)).all()
+
+
+def test_a_group_with_a_number_far_larger_than_the_others_has_more_bits() -> None:
+    x_TI = torch.randn(3, 576)
+    x_TI[1, 40] = 100.0
+    quants_TGI, scales_TG = quantize_rows(x_TI, "int4")
+    largest_TG = quants_TGI.abs().amax(dim=-1)
+    assert largest_TG[1, 1] == 32639
+    largest_TG[1, 1] = 127
+    assert (largest_TG == 127).all()
+    error_I = quants_TGI[1, 1] * scales_TG[1, 1] - x_TI[1, 32:64]
+    assert error_I.abs().max() < 0.002
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
@@ -67,7 +79,7 @@ def test_products_are_those_of_the_quantized_numbers(
         torch.ones(20),
     )
     matrix = quantize_matrix(weight_OI, quantization)
-    quants_TGI, scales_TG = quantize_rows(x_TI, matrix.largest_row_value)
+    quants_TGI, scales_TG = quantize_rows(x_TI, quantization)
     seen_x_TI = (quants_TGI.double() * scales_TG.double().unsqueeze(-1)).flatten(1)[:, :num_inputs]
     want_TO = seen_x_TI @ dequantize(matrix).double().T
     got_TO = quantized_linear(x_TI, matrix, bias_O)

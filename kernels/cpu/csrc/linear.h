@@ -27,12 +27,21 @@ void pack_matrix(ThreadPool& pool, Format format, const float* weight_OI, int64_
 // Row `output` of the matrix as the products see it, [I].
 void unpack_row(const PackedMatrix& matrix, int64_t output, float* row_I);
 
+// What is to be added to a few of a group's rows, whose own values are the high bytes of 16 bits.
+struct LowParts {
+  const int32_t* counts;  // [groups]: how many rows
+  const int32_t* rows;    // [groups, rows]: which ones, in any order
+  const int8_t* values;   // [groups, rows, 32]
+  const float* scales;    // [groups, rows]
+};
+
 // Some rows of PreparedRows. Numbers that are multiplied one after the other lie so.
 struct RowBlock {
   int64_t num_rows;
   const void* values;   // kFloat32: float [rows, I]; kInt8: int16, kInt4: int8 [groups, rows, 32]
   const float* scales;  // [groups, rows]
-  const float* sums;    // [groups, rows]: scale times the sum of the group's values
+  const float* sums;    // [groups, rows]: the sum of what the group's values stand for
+  LowParts low;         // kInt4
 };
 
 // Rows in the form that a format's products read. Keeps its memory from call to call.
@@ -48,7 +57,6 @@ class PreparedRows {
   RowBlock block(int64_t block) const;
 
  private:
-
   Format format_ = Format::kFloat32;
   int64_t num_rows_ = 0;
   int64_t num_inputs_ = 0;
@@ -60,6 +68,10 @@ class PreparedRows {
   uint8_t* values_ = nullptr;
   float* scales_ = nullptr;
   float* sums_ = nullptr;
+  int32_t* low_counts_ = nullptr;
+  int32_t* low_rows_ = nullptr;
+  float* low_scales_ = nullptr;
+  int8_t* low_values_ = nullptr;
 };
 
 // y = x . W^T + bias, or y + that when `add` is set. `bias_O` may be null. Row t of y is at

@@ -7,10 +7,11 @@ struct Int4 {
   using Block = Int4Block;
   using RowValue = Int4RowValue;
   static constexpr bool kHasOffsets = true;
+  static constexpr bool kHasLowParts = true;
 
 #if defined(__AVX2__)
   // Four inputs at a time, in lanes of 16 bits: a group's eight sums of two products are at most
-  // 8 * 2 * 15 * 127 = 30,480.
+  // 8 * 2 * 15 * 128 = 30,720.
   template <int kRows>
   static void multiply(const Block& block, const RowValue* x, I8 (&dots)[kRows][kHalves]) {
     __m256i sums[kRows][kHalves];

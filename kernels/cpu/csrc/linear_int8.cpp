@@ -7,6 +7,7 @@ struct Int8 {
   using Block = Int8Block;
   using RowValue = Int8RowValue;
   static constexpr bool kHasOffsets = false;
+  static constexpr bool kHasLowParts = false;
 
 #if defined(__AVX2__)
   // Two inputs at a time, in lanes of 32 bits.

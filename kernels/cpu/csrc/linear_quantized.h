@@ -5,7 +5,7 @@
 // The sums of integers are exact in any order; the float part is the same for any number of rows at
 // a time. A format is a struct with
 //
-//     Block, RowValue, kHasOffsets
+//     Block, RowValue, kHasOffsets, kHasLowParts
 //     multiply<rows>(block, x, dots)  with AVX2: the sums of integers of some rows
 //
 // A group's sum is 32 * 127 * 32767 at most: a sixteenth of what 32 bits hold.
@@ -109,6 +109,21 @@ inline void add_group(const typename Format::Block& block, const GroupFactors<Fo
   }
 }
 
+// The low parts of rows [first, first + kRows) of a group's list.
+template <class Format, int kRows>
+inline void add_low_parts(const typename Format::Block& block, const GroupFactors<Format>& factors,
+                          const LowParts& low, int64_t first, float* y_T16) {
+  I8 dots[kRows][kHalves];
+  multiply_group<Format, kRows>(block, low.values + first * kGroupInputs, dots);
+  for (int r = 0; r < kRows; ++r) {
+    const F8 scale = broadcast(low.scales[first + r]);
+    for (int half = 0; half < kHalves; ++half) {
+      float* const to = y_T16 + low.rows[first + r] * kTileOutputs + half * kLanes;
+      store(to, fma(factors.scales[half] * to_float(dots[r][half]), scale, load(to)));
+    }
+  }
+}
+
 template <class Format>
 void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
                     float* y_T16) {
@@ -138,6 +153,14 @@ void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, co
       case 1:
         add_group<Format, 1>(block, factors, rows, row, y_T16);
         break;
+    }
+    if constexpr (Format::kHasLowParts) {
+      int64_t low = first;
+      const int64_t end = first + x.low.counts[group];
+      for (; low + kRowsAtOnce <= end; low += kRowsAtOnce) {
+        add_low_parts<Format, kRowsAtOnce>(block, factors, x.low, low, y_T16);
+      }
+      for (; low < end; ++low) add_low_parts<Format, 1>(block, factors, x.low, low, y_T16);
     }
   }
 }
