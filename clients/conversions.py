@@ -117,17 +117,21 @@ def _stopping_to_proto(stopping: StoppingCriteria) -> engine_pb2.StoppingCriteri
 def _structured_output_to_proto(
     structured_output: StructuredOutput,
 ) -> engine_pb2.StructuredOutput:
-    if (structured_output.json_schema is not None) == structured_output.json_object:
-        raise _invalid("structured_output", "set exactly one of json_schema and json_object")
-    message = engine_pb2.StructuredOutput()
-    _set_fields(
-        message,
-        "structured_output",
-        (
-            ("json_schema", structured_output.json_schema),
-            ("json_object", structured_output.json_object or None),
-        ),
+    given = structured_output
+    constraints = (
+        ("json_schema", given.json_schema),
+        ("json_object", given.json_object or None),
+        ("regex", given.regex),
+        ("grammar", given.grammar),
+        ("structural_tag", given.structural_tag),
     )
+    num_set = sum(value is not None for _, value in constraints) + bool(given.choice)
+    if num_set != 1:
+        raise _invalid("structured_output", "set exactly one constraint")
+    message = engine_pb2.StructuredOutput(relax_unenforced=given.relax_unenforced)
+    _set_fields(message, "structured_output", constraints)
+    if given.choice:
+        _carried("structured_output.choice", message.choice.values.extend, given.choice)
     return message
 
 
@@ -193,7 +197,12 @@ def event_from_proto(message: engine_pb2.GenerateEvent) -> GenerateEvent | None:
             return _finished_from_proto(message.index, message.finished)
         case "accepted":
             accepted = message.accepted
-            return Accepted(accepted.request_id, accepted.prompt_tokens, accepted.max_tokens)
+            return Accepted(
+                request_id=accepted.request_id,
+                prompt_tokens=accepted.prompt_tokens,
+                max_tokens=accepted.max_tokens,
+                relaxed=tuple(accepted.relaxed),
+            )
         case _:
             return None
 

@@ -42,10 +42,15 @@ class StoppingCriteria:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Exactly one is set."""
+    """Exactly one constraint is set."""
 
     json_schema: str | None = None  # a JSON Schema document
     json_object: bool = False
+    regex: str | None = None  # matches the whole text
+    grammar: str | None = None  # EBNF as llama.cpp writes it, from the rule `root`
+    choice: Sequence[str] = ()  # one of these texts, exactly
+    structural_tag: str | None = None  # a structural tag of xgrammar, as JSON
+    relax_unenforced: bool = False  # drop schema keywords that can't be enforced, and name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Accepted:
     request_id: str
     prompt_tokens: int
     max_tokens: int
+    relaxed: tuple[str, ...] = ()  # paths of schema keywords that were dropped
 
 
 @dataclass(frozen=True, slots=True)

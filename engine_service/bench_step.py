@@ -109,6 +109,9 @@ class _NoGrammars:
     def accept(self, key: RequestKey, token_id: int) -> None:
         raise AssertionError("no request here has a grammar")
 
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        raise AssertionError("no request here has a grammar")
+
     def is_terminated(self, key: RequestKey) -> bool:
         raise AssertionError("no request here has a grammar")
 
@@ -120,6 +123,12 @@ class _NoGrammars:
 
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         return None
+
+    def prepare(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def measure(num_requests: int = 32, num_steps: int = 200) -> dict[str, float]:

@@ -38,7 +38,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     target_itl_ms: float | None = None  # prompts leave running streams that pace; None: no target
     tenant_weights: dict[str, float] = {}  # shares of the tokens; who isn't named weighs 1
     priority_aging_seconds: float = 30.0  # of waiting, which make up for one unit of priority
+    enable_jump_forward: bool = True  # a token that is the only one allowed takes no step
     priority_range: int = 10  # a request's priority is clamped to [-range, range]
+
+
+class GrammarConfig(msgspec.Struct, frozen=True):
+    compile_timeout_seconds: float = 10.0  # of processor time, for one grammar
+    compile_memory_bytes: int = 1024**3
 
 
 class CoreConfig(msgspec.Struct, frozen=True):
@@ -47,6 +53,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    grammar: GrammarConfig = GrammarConfig()
     num_threads: int | None = None  # of the compute kernels; None: torch's choice
     check_integrity: bool = False  # re-derive the KV bookkeeping whenever the core falls idle
 

@@ -33,7 +33,6 @@ from protos import engine_pb2 as pb
 MAX_LOGPROBS: Final = 20
 MAX_CACHE_SALT_BYTES: Final = 1024
 MAX_TENANT_BYTES: Final = 256
-MAX_JSON_SCHEMA_BYTES: Final = 256 * 1024
 MAX_LOGIT_BIAS: Final = 100.0
 MIN_REPETITION_PENALTY: Final = 0.03125  # exact as a float; logits are divided by it
 MAX_BAD_SEQUENCES: Final = 1024
@@ -107,8 +106,10 @@ def to_add_request(
     model: ServedModel,
     arrival_ns: int,
     deadline_ns: int = 0,
+    structured_output: StructuredOutput | None = None,
 ) -> AddRequest:
-    """`prompt_token_ids` are checked already; `deadline_ns` 0: there is none."""
+    """`prompt_token_ids` and `structured_output` are checked already (see `constraint.py`);
+    `deadline_ns` 0: there is none."""
     n = request.sampling.n if request.sampling.HasField("n") else 1
     _check(n, _Range(1, model.max_samples), "sampling.n")
     if len(request.kv.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
@@ -120,7 +121,7 @@ def to_add_request(
         prompt_token_ids=prompt_token_ids,
         sampling=_sampling(request, model),
         stopping=_stopping(request.stopping, len(prompt_token_ids), model),
-        structured_output=_structured_output(request),
+        structured_output=structured_output,
         n=n,
         priority=min(max(request.priority, -model.priority_range), model.priority_range),
         tenant=request.tenant,
@@ -229,24 +230,6 @@ def _stopping(
         stop_token_ids=_token_ids(given.stop_token_ids, model, "stopping.stop_token_ids"),
         eos_token_ids=() if given.ignore_eos else model.eos_token_ids,
     )
-
-
-def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
-    if not request.HasField("structured_output"):
-        return None
-    given = request.structured_output
-    match given.WhichOneof("constraint"):
-        case "json_schema":
-            num_bytes = len(given.json_schema.encode())
-            if num_bytes > MAX_JSON_SCHEMA_BYTES:
-                raise InvalidRequest(
-                    f"has {num_bytes} bytes, more than {MAX_JSON_SCHEMA_BYTES}",
-                    field="structured_output.json_schema",
-                )
-            return StructuredOutput("json_schema", given.json_schema)
-        case "json_object":
-            return StructuredOutput("json_object") if given.json_object else None
-    raise InvalidRequest("names no constraint", field="structured_output")
 
 
 def _check(value: float, allowed: _Range, field: str) -> float:

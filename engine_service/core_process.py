@@ -51,6 +51,7 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Re
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
         on_ready=channel.mailbox.wake,
+        config=config.grammar,
     )
     ready = Ready(
         pid=os.getpid(),

@@ -74,6 +74,12 @@ class CompiledGrammars(Grammars, Protocol):
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         """`sampling`: the requests that sample in this step, in scheduled order."""
 
+    def prepare(self) -> None:
+        """The core is idle: what the first grammar needs may be loaded, beside."""
+
+    def close(self) -> None:
+        """The core ends."""
+
 
 class CoreBroken(Exception):
     """Step after step raises; whatever is wrong doesn't go away by failing requests."""
@@ -104,9 +110,16 @@ class EngineCore:
 
     def run(self) -> None:
         """Steps until Shutdown comes or the actor is gone. Sleeps when there is nothing to do."""
-        while not (self._stopping or self._mailbox.closed):
-            if not self.step() and not self._stopping:
-                self._rest()
+        try:
+            while not (self._stopping or self._mailbox.closed):
+                if not self.step() and not self._stopping:
+                    self._rest()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends what runs beside the loop; `run` does it by itself."""
+        self._grammars.close()
 
     def step(self) -> bool:
         """Drain the mailbox, schedule, execute, update, emit; False: nothing to compute."""
@@ -252,6 +265,7 @@ class EngineCore:
             self._scheduler.check_integrity()
         if not self._mailbox.wait(self._seconds_to_rest()):
             self._emit_idle([])
+            self._grammars.prepare()
 
     def _seconds_to_rest(self) -> float:
         """To the next heartbeat, or to a deadline that comes before."""

@@ -17,6 +17,7 @@ from typing import NoReturn
 from engine_service.config import (
     CacheConfig,
     CoreConfig,
+    GrammarConfig,
     ModelConfig,
     SchedulerConfig,
     ServiceConfig,
@@ -25,6 +26,7 @@ from engine_service.logs import LEVELS
 from traces.setup import trace_directory
 
 _MODEL, _CACHE, _SCHEDULER = ModelConfig("", ""), CacheConfig(), SchedulerConfig()
+_GRAMMAR = GrammarConfig()
 _SERVICE = ServiceConfig(CoreConfig(_MODEL))
 
 # A step with 128 tokens of new prompts in it takes about that long on two cores of a CPU.
@@ -87,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model_flags(parser)
     _add_cache_flags(parser)
     _add_scheduler_flags(parser)
+    _add_grammar_flags(parser)
     _add_trace_flags(parser)
     return parser
 
@@ -232,6 +235,21 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_grammar_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--enable-jump-forward",
+        action=argparse.BooleanOptionalAction,
+        default=_SCHEDULER.enable_jump_forward,
+        help="take a token that is the only one a grammar allows without a step",
+    )
+    parser.add_argument(
+        "--grammar-compile-timeout",
+        type=_real(0.1, 3_600),
+        default=_GRAMMAR.compile_timeout_seconds,
+        help="seconds of processor time in which a grammar must compile",
+    )
+
+
 def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -283,7 +301,9 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             tenant_weights=arguments.tenant_weights,
             priority_aging_seconds=arguments.priority_aging,
             priority_range=arguments.priority_range,
+            enable_jump_forward=arguments.enable_jump_forward,
         ),
+        grammar=GrammarConfig(compile_timeout_seconds=arguments.grammar_compile_timeout),
         num_threads=arguments.num_threads,
     )
     return ServiceConfig(

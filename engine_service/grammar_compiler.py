@@ -1,56 +1,54 @@
 """Compiling grammars off the step loop: one thread, those that wait in order, one queue out.
 
-A bad schema comes back as a Failure, never as an exception; the compiler lets go of the
-interpreter lock, so that steps go on meanwhile.
+A process compiles (`grammar_process.py`), so that no source can take the core's time, memory or
+life; the thread waits for it, and reads what it made. A bad one comes back as a Failure, never as
+an exception. Both yield to the step loop, which needs the processors more.
 
-xgrammar is loaded by that thread when the first grammar is asked for: it imports transformers,
-and that takes a second and some 50 MB that a start without grammars has no use for.
+Nothing is loaded before the first grammar, or a moment of leisure (`prepare`): xgrammar imports
+transformers, which takes a second and some 50 MB here, and 250 MB in the process.
 """
 
 from __future__ import annotations
 
 import logging
-import re
+import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Protocol
 
 from engine_service.errors import InternalError, InvalidRequest
-from engine_service.grammar_vocabulary import read_tokenizer_info
+from engine_service.grammar_frames import NICENESS
 from engine_service.messages import Failure, StructuredOutput
-from engine_service.schema_check import check_schema
-from engine_service.schema_error import FIELD
 
 if TYPE_CHECKING:
     import xgrammar
-
-_ANY_OBJECT: Final = '{"type": "object"}'
-_LOCATION = re.compile(r"^\[[\d:]+\]\s*\S+:\d+:\s*(Check failed: \(.*?\) is false:\s*)?")
-_MAX_REASON_CHARS: Final = 200
 
 _log = logging.getLogger(__name__)
 
 Compilation = tuple[StructuredOutput, "xgrammar.CompiledGrammar | Failure"]
 
 
-class GrammarCompiler:
-    """All methods are called by one thread; `on_ready` by the compiling one."""
+class Worker(Protocol):
+    """What the compiling thread needs of a GrammarWorker."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        on_ready: Callable[[], None],
-    ) -> None:
-        self._model_dir = model_dir
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._compiler: xgrammar.GrammarCompiler | None = None  # the thread's own, from its first
+    def prepare(self) -> None: ...
+
+    def compile(self, spec: StructuredOutput) -> xgrammar.CompiledGrammar: ...
+
+    def close(self) -> None: ...
+
+
+class GrammarCompiler:
+    """All methods are called by one thread; `on_ready` and the worker's by the compiling one."""
+
+    def __init__(self, worker: Worker, on_ready: Callable[[], None]) -> None:
+        self._worker = worker
         self._on_ready = on_ready
         self._waiting: dict[StructuredOutput, None] = {}  # in order; guarded by the condition
+        self._prepare = False  # guarded too
+        self._closed = False
         self._has_work = threading.Condition()
         self._finished: SimpleQueue[Compilation] = SimpleQueue()
         # A daemon: a grammar that still compiles must not hold the process.
@@ -60,6 +58,12 @@ class GrammarCompiler:
         """`take_finished` will have it once, unless it is cancelled before it has begun."""
         with self._has_work:
             self._waiting[spec] = None
+            self._has_work.notify()
+
+    def prepare(self) -> None:
+        """Loads what the first grammar would wait for, in the background."""
+        with self._has_work:
+            self._prepare = True
             self._has_work.notify()
 
     def cancel(self, spec: StructuredOutput) -> bool:
@@ -78,56 +82,48 @@ class GrammarCompiler:
             except Empty:
                 return finished
 
-    def _run(self) -> None:
-        while True:
-            spec = self._next()
-            self._finished.put((spec, self._compile(spec)))
-            self._on_ready()
-
-    def _next(self) -> StructuredOutput:
+    def close(self) -> None:
+        """Ends thread and process; what waits is never compiled."""
         with self._has_work:
-            self._has_work.wait_for(lambda: self._waiting)
+            self._closed = True
+            self._has_work.notify()
+        self._worker.close()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while not self._closed:
+            spec = self._next()
+            if spec is not None:
+                self._finished.put((spec, self._compile(spec)))
+                self._on_ready()
+            elif not self._closed:
+                self._prepare_now()
+
+    def _next(self) -> StructuredOutput | None:
+        """None: there is something else to do."""
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._waiting or self._prepare or self._closed)
+            self._prepare = False  # compiling does it, too
+            if not self._waiting or self._closed:
+                return None
             spec = next(iter(self._waiting))
             del self._waiting[spec]
             return spec
 
+    def _prepare_now(self) -> None:
+        try:
+            self._worker.prepare()
+        except Exception:  # the first grammar will try again, and tell whoever wants it
+            _log.exception("grammars can't be compiled")
+
     def _compile(self, spec: StructuredOutput) -> xgrammar.CompiledGrammar | Failure:
         try:
-            if spec.kind == "json_object":
-                return self._compile_schema(_ANY_OBJECT)
-            if spec.kind == "json_schema":
-                check_schema(spec.source)
-                return self._compile_schema(spec.source)
+            return self._worker.compile(spec)
         except InvalidRequest as error:
             return Failure(error.reason, error.message, error.field)
         except Exception:
-            _log.exception("a grammar of kind %s failed to compile", spec.kind)
-            return Failure(InternalError.reason, "The grammar could not be compiled.", FIELD)
-        return Failure(
-            InvalidRequest.reason,
-            f"The kind of grammar {spec.kind!r} is not supported.",
-            "structured_output",
-        )
-
-    def _compile_schema(self, schema: str) -> xgrammar.CompiledGrammar:
-        if self._compiler is None:
-            self._compiler = self._load()
-        try:
-            return self._compiler.compile_json_schema(schema, any_whitespace=False)
-        except RuntimeError as error:  # all that xgrammar raises for a schema it cannot take
-            raise InvalidRequest(_reason(str(error)), field=FIELD) from error
-
-    def _load(self) -> xgrammar.GrammarCompiler:
-        import xgrammar
-
-        tokenizer = read_tokenizer_info(self._model_dir, self._vocab_size, self._eos_token_ids)
-        return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
-
-
-def _reason(message: str) -> str:
-    """xgrammar's message without the place in its sources."""
-    lines = _LOCATION.sub("", message.strip()).splitlines() or [""]
-    reason = lines[0].strip()
-    if not reason or "call is<type>() before get<type>()" in reason:
-        reason = "a keyword has a value of the wrong type"
-    return reason[:_MAX_REASON_CHARS]
+            if not self._closed:
+                _log.exception("a grammar of kind %s failed to compile", spec.kind)
+            reason = InternalError.reason
+            return Failure(reason, "The grammar could not be compiled.", spec.field)

@@ -8,6 +8,7 @@ core already validated and resolved (defaults applied, max_tokens clamped, a see
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -58,11 +59,19 @@ class StoppingCriteria(_Message, frozen=True):
     eos_token_ids: tuple[int, ...] = ()  # the model's; empty under ignore_eos
 
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "structural_tag"]
+
+
 class StructuredOutput(_Message, frozen=True):
     """A grammar's source; equal values share one compiled grammar."""
 
-    kind: str  # "json_schema" or "json_object"
-    source: str = ""  # the JSON Schema document
+    kind: GrammarKind
+    source: str = ""  # as the caller wrote it; of a choice, its values as a JSON list
+
+    @property
+    def field(self) -> str:
+        """How callers name it, in errors."""
+        return f"structured_output.{self.kind}"
 
 
 class AddRequest(_Message, frozen=True):
@@ -173,6 +182,7 @@ class CoreStats(_Message, frozen=True):
     num_steps: int = 0
     num_prompt_tokens: int = 0  # prompt tokens computed (cached ones left out)
     num_generated_tokens: int = 0
+    num_forced_tokens: int = 0  # of those, taken without a step: the grammar allowed no other
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens

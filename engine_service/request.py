@@ -119,6 +119,11 @@ class Request:
         return len(self.output_token_ids)
 
     @property
+    def is_prefilling(self) -> bool:
+        """Of what it knew when it was admitted, some is not computed yet."""
+        return self.num_computed_tokens < self.num_admitted_tokens
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives per prompt token; they are told once, with sample 0."""
         return self.sampling.num_prompt_logprobs if self.index == 0 else None

@@ -17,6 +17,9 @@ class Grammars(Protocol):
     def accept(self, key: RequestKey, token_id: int) -> None:
         """Advances the request's matcher; an EngineError fails that request."""
 
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        """Advances the matcher by the only token that may come next; None: there is a choice."""
+
     def is_terminated(self, key: RequestKey) -> bool: ...
 
     def release(self, key: RequestKey) -> None:

@@ -95,7 +95,7 @@ class RequestQueues:
 
     def advance(self, request: Request, num_tokens: int) -> None:
         """That many more of its tokens are computed."""
-        is_prefill = request.num_computed_tokens < request.num_admitted_tokens
+        is_prefill = request.is_prefilling
         request.num_computed_tokens += num_tokens
         self._kv.cache_blocks(request, request.num_computed_tokens)
         if is_prefill:

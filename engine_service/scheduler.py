@@ -27,6 +27,7 @@ from typing import Final
 
 from engine_service.config import SchedulerConfig
 from engine_service.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
+from engine_service.jump_forward import take_forced_token
 from engine_service.kv_cache_manager import ComputedPrefix, KVCacheManager
 from engine_service.messages import (
     CoreStats,
@@ -41,7 +42,7 @@ from engine_service.request import FINISHED_STATUS, Request, RequestKey, Request
 from engine_service.request_output import Grammars, accept_token, output_of
 from engine_service.request_queues import RequestQueues
 from engine_service.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
-from engine_service.stop_check import check_stop
+from engine_service.stop_check import Stop, check_stop
 
 _DEADLINE = Failure(DeadlineExceeded.reason, "the request's deadline has passed")
 _MAX_VICTIMS: Final = 4  # of one claim
@@ -70,10 +71,13 @@ class Scheduler:
         self._kv = kv_cache_manager
         self._queues = RequestQueues(config, kv_cache_manager)
         self._pace = PrefillPace(config)
+        # All that a step adds to what a request knows: it takes one more block at most.
+        self._max_new_tokens = kv_cache_manager.block_size if config.enable_jump_forward else 1
 
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self._num_forced_tokens = 0  # of those, taken without a step of their own
 
     # ------------------------------------------------------------ requests come and go
 
@@ -140,6 +144,7 @@ class Scheduler:
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
+            num_forced_tokens=self._num_forced_tokens,
             num_preemptions=self._queues.num_preemptions,
             prefix_cache_queries=self._kv.num_queried_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
@@ -182,19 +187,27 @@ class Scheduler:
         self._queues.fair_share.settle(cut_short)
 
     def _schedule_last_tokens(self, step: _Step) -> list[Request]:
-        """Returns the requests that lack more than one token, in the order of their turns.
+        """Returns the requests that lack more of a prompt, in the order of their turns.
 
-        That is one, unless chunks are cut short or another tenant's turn came in between.
+        That is one, unless chunks are cut short or another tenant's turn came in between. Tokens
+        that were generated without a step are computed with the last one, as far as the budget
+        leaves one to each of those behind.
         """
         unfinished_prefills: list[Request] = []
+        num_behind = len(self._queues.running)
         for request in self._queues.running.copy():
             if request.status is not RequestStatus.RUNNING:
+                num_behind -= 1
                 continue  # preempted for one before it
-            if request.num_tokens - request.num_computed_tokens > 1:
+            num_missing = request.num_tokens - request.num_computed_tokens
+            num_behind -= 1
+            if num_missing > 1 and request.is_prefilling:
                 unfinished_prefills.append(request)
-            elif self._grow(request):
-                step.room.token_budget -= 1
-                self._give(request, 1, step)
+                continue
+            num_tokens = min(num_missing, step.room.token_budget - num_behind)
+            if self._grow(request, num_tokens):
+                step.room.token_budget -= num_tokens
+                self._give(request, num_tokens, step)
         turn = self._queues.fair_share.turn
         return sorted(unfinished_prefills, key=lambda request: (request.priority, turn(request)))
 
@@ -250,10 +263,10 @@ class Scheduler:
 
     # ------------------------------------------------------------ preemption
 
-    def _grow(self, request: Request) -> bool:
-        """Room for its next token, at the cost of those after it; False if there are none."""
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Room for its next tokens, at the cost of those after it; False if there are none."""
         running = self._queues.running
-        while self._kv.allocate_slots(request, 1) is None:
+        while self._kv.allocate_slots(request, num_tokens) is None:
             last = running[-1]
             if last is request:
                 return False  # it keeps its blocks: nobody before it has asked for them
@@ -306,7 +319,7 @@ class Scheduler:
         """For its admission, with a block to spare for each that runs; below 0: none."""
         running, block_size = self._queues.running, self._kv.block_size
         num_new = -(-request.num_tokens // block_size) - len(prefix.blocks)
-        num_growing = sum(r.num_computed_tokens % block_size == 0 for r in running)  # in this step
+        num_growing = sum(map(self._takes_block, running))
         num_needed = num_new + prefix.num_unheld_blocks + len(running) + num_growing
         return num_needed - self._kv.pool.num_available
 
@@ -316,7 +329,15 @@ class Scheduler:
         for block_id in self._kv.block_ids(victim):
             ref_counts[block_id] -= 1
             num_own += ref_counts[block_id] == 0
-        return num_own + 1 + (victim.num_computed_tokens % self._kv.block_size == 0)
+        return num_own + 1 + self._takes_block(victim)
+
+    def _takes_block(self, running: Request) -> bool:
+        """In this step, beyond what was allocated for its prompt."""
+        num_computed, block_size = running.num_computed_tokens, self._kv.block_size
+        num_missing = 1 if running.is_prefilling else running.num_tokens - num_computed
+        return (
+            num_computed % block_size == 0 or num_computed % block_size + num_missing > block_size
+        )
 
     def _to_give_way(
         self, running: list[Request], tenants: Container[str], spared: Request
@@ -392,25 +413,39 @@ class Scheduler:
         end_ns: int,
         grammars: Grammars,
     ) -> RequestOutput:
-        """Takes the sampled token and ends the request if that was its last."""
-        token_id = runner_output.sampled_token_ids[request.key]
+        """Takes the sampled token, and those that must follow it; ends the request with its last.
+
+        tokens   |<---- computed ---->| sampled | forced | forced |   all known from now on
+        """
         logprobs = runner_output.logprobs.get(request.key)
+        if request.num_output_tokens == 0:
+            request.first_token_ns = end_ns
+        new_token_ids = [runner_output.sampled_token_ids[request.key]]
+        stop = self._take_token(request, new_token_ids[0], grammars)
+        while stop is None and len(new_token_ids) < self._max_new_tokens:
+            forced = take_forced_token(request, grammars)
+            if forced is None:
+                break
+            new_token_ids.append(forced)
+            self._num_forced_tokens += 1
+            stop = self._take_token(request, forced, grammars)
+        finish = None
+        if stop is not None:
+            finish = self._end(request, stop.reason, end_ns, stop_token_id=stop.stop_token_id)
+        told = runner_output.prompt_logprobs.get(request.key, ())
+        return output_of(request, num_prefilled, new_token_ids, logprobs, finish, told)
+
+    def _take_token(self, request: Request, token_id: int, grammars: Grammars) -> Stop | None:
+        """Its grammar has accepted it. The end of the request, if that was its last."""
         request.append_output(token_id)
         self._num_generated_tokens += 1
-        if request.num_output_tokens == 1:
-            request.first_token_ns = end_ns
-        stop = check_stop(
+        return check_stop(
             request,
             max_model_len=self._kv.capacity_tokens,
             grammar_is_terminated=(
                 request.structured_output is not None and grammars.is_terminated(request.key)
             ),
         )
-        finish = None
-        if stop is not None:
-            finish = self._end(request, stop.reason, end_ns, stop_token_id=stop.stop_token_id)
-        told = runner_output.prompt_logprobs.get(request.key, ())
-        return output_of(request, num_prefilled, [token_id], logprobs, finish, told)
 
     # ------------------------------------------------------------ the end of a request
 

@@ -1,12 +1,11 @@
-"""How long a schema's grammar will compile, told before it is compiled.
+"""How long a regular expression's grammar will compile, told before it is compiled.
 
 What costs is every state at which a wide class of characters may come next: the compiler tries
-the whole vocabulary there. Those of bounded repeats are unrolled, those of equal lengths are
-shared. A unit is about 10 ms of one processor, measured with a vocabulary of 49,152:
+the whole vocabulary there. Those of bounded repeats are unrolled. A unit is about 10 ms of one
+processor, measured with a vocabulary of 49,152:
 
-    maxLength n                 min(n, 200)       once for all strings of the same lengths
-    class{a,b} in a pattern     b / 2             a class or a dot; a literal is a tenth of it
-    (...){a,b}                  b times what is inside, 12 times that if its length varies
+    class{a,b}      b / 2             a class or a dot; a literal is a tenth of it
+    (...){a,b}      b times what is inside, 12 times that if its length varies
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from engine_service.schema_error import Schema, refused
+from engine_service.schema_error import refused
 
 MAX_UNITS: Final = 250.0
-MAX_LENGTH: Final = 100_000
-MAX_COUNT: Final = 10_000  # items or properties
-_MOST_LENGTH_UNITS: Final = 200
 _CLASS_UNITS: Final = 0.5
 _LITERAL_UNITS: Final = 0.05
 _VARYING: Final = 12.0
@@ -27,58 +23,12 @@ _CLASS_ESCAPES: Final = "wWdDsS"
 
 
 class SchemaCost:
-    """Of one document, subschema by subschema; refuses the one that makes it too much."""
-
-    def __init__(self) -> None:
-        self._units = 0.0
-        self._lengths: set[tuple[object, object]] = set()
-
-    def add(self, path: str, schema: Schema) -> None:
-        for key in ("minLength", "maxLength", "minItems", "maxItems"):
-            limit = MAX_LENGTH if key.endswith("Length") else MAX_COUNT
-            _check_at_most(path, schema, key, limit)
-        for key in ("minProperties", "maxProperties"):
-            _check_at_most(path, schema, key, MAX_COUNT)
-        if "minLength" in schema or "maxLength" in schema:
-            self._add_lengths(path, schema)
-        self._add_properties(path, schema)
-        multiple = schema.get("multipleOf")
-        if isinstance(multiple, int):
-            self._spend(f"{path}.multipleOf", multiple / 10)
+    """Refuses what is too much."""
 
     def add_pattern(self, place: str, pattern: str) -> None:
         """`pattern` is a regular expression. Refuses anchors inside of it: they are ignored."""
-        scan = _PatternScan(place, pattern)
-        self._spend(place, scan.units())
-
-    def _add_lengths(self, path: str, schema: Schema) -> None:
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if (low, high) in self._lengths:
-            return
-        self._lengths.add((low, high))
-        most = high if isinstance(high, int) else low
-        if isinstance(most, int):
-            key = "maxLength" if "maxLength" in schema else "minLength"
-            self._spend(f"{path}.{key}", min(most, _MOST_LENGTH_UNITS))
-
-    def _add_properties(self, path: str, schema: Schema) -> None:
-        """Each count of properties so far has rules of its own for each property that follows."""
-        names = schema.get("properties")
-        counts = [schema.get("minProperties"), schema.get("maxProperties")]
-        most = max((count for count in counts if isinstance(count, int)), default=0)
-        if most and isinstance(names, dict):
-            self._spend(f"{path}.properties", len(names) * min(most, len(names)) / 40)
-
-    def _spend(self, place: str, units: float) -> None:
-        self._units += units
-        if self._units > MAX_UNITS:
-            raise refused(place, "lengths, counts and patterns up to here take too long to compile")
-
-
-def _check_at_most(path: str, schema: Schema, key: str, limit: int) -> None:
-    value = schema.get(key)
-    if isinstance(value, int) and value > limit:
-        raise refused(f"{path}.{key}", f"is more than {limit}")
+        if _PatternScan(place, pattern).units() > MAX_UNITS:
+            raise refused(place, "takes too long to compile")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from engine_service.addresses import check_address, join_address
 from engine_service.config import ServiceConfig
+from engine_service.constraint_checker import ConstraintChecker
 from engine_service.control_servicer import ControlServicer
 from engine_service.core_launcher import CoreLauncher, open_launcher
 from engine_service.core_supervisor import CoreStartError, CoreSupervisor
@@ -112,8 +113,10 @@ class EngineService:
         supervisor.start(on_ready=info.core_is_known)  # it takes the longest: the rest beside it
         tokenizer = await self._read_tokenizer(files)
         self._start_metrics(metrics)
+        checker = ConstraintChecker()
+        self._cleanup.callback(checker.close)
         servicer = EngineServicer(
-            self.actor, info, files, tokenizer, config.slow_reader_timeout_seconds
+            self.actor, info, files, tokenizer, checker, config.slow_reader_timeout_seconds
         )
         await self._start_grpc(servicer)
         self._on_bound(self)

@@ -191,6 +191,7 @@ class _CoreCollector(MetricCollector):
             ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits),
             ("prompt_tokens", "Prompt tokens computed.", stats.num_prompt_tokens),
             ("generation_tokens", "Tokens generated.", stats.num_generated_tokens),
+            ("forced_tokens", "Generated without a step of their own.", stats.num_forced_tokens),
             ("num_preemptions", "Preemptions.", stats.num_preemptions),
         )
         for name, help, value in gauges:

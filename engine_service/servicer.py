@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 
 import grpc
 
+from engine_service.constraint import read_constraint
+from engine_service.constraint_checker import ConstraintChecker
 from engine_service.conversions import (
     check_prompt_length,
     check_request_id,
@@ -51,12 +53,14 @@ class EngineServicer(pb_grpc.EngineServicer):
         info: EngineInfo,
         tokenizer_files: TokenizerFiles,
         prompt_tokenizer: PromptTokenizer,
+        constraint_checker: ConstraintChecker,
         slow_reader_timeout_seconds: float,
     ) -> None:
         self._actor = actor
         self._info = info
         self._tokenizer_files = tokenizer_files
         self._prompt_tokenizer = prompt_tokenizer
+        self._constraint_checker = constraint_checker
         self._slow_reader_timeout_seconds = slow_reader_timeout_seconds
 
     # ------------------------------------------------------------ generation
@@ -71,9 +75,9 @@ class EngineServicer(pb_grpc.EngineServicer):
             metadata = context.invocation_metadata() or ()
             with generate_span(metadata, context.time_remaining, arrival_ns) as span:
                 deadline_ns = _deadline_ns(context.time_remaining(), arrival_ns)
-                add_request = await self._validate(request, arrival_ns, deadline_ns)
+                add_request, relaxed = await self._validate(request, arrival_ns, deadline_ns)
                 span.admitted(add_request, self._info.model.name)
-                events = EventBuilder(add_request)
+                events = EventBuilder(add_request, relaxed)
                 stream = self._actor.submit(add_request, span.sample_finished)
                 try:
                     await self._relay(stream, events, context)
@@ -83,7 +87,8 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     async def _validate(
         self, request: pb.GenerateRequest, arrival_ns: int, deadline_ns: int
-    ) -> AddRequest:
+    ) -> tuple[AddRequest, tuple[str, ...]]:
+        """With the places of what was relaxed in its schemas."""
         self._actor.check_available()
         model = self._info.model
         request_id = request.request_id or f"engine-{secrets.token_hex(12)}"
@@ -99,7 +104,20 @@ class EngineServicer(pb_grpc.EngineServicer):
                 check_prompt_length(len(prompt_token_ids), model)
             case _:
                 raise InvalidRequest("is missing", field="prompt")
-        return to_add_request(request, request_id, prompt_token_ids, model, arrival_ns, deadline_ns)
+        constraint = read_constraint(request)
+        checked = None
+        if constraint is not None:
+            checked = await self._constraint_checker.check(constraint)
+        add_request = to_add_request(
+            request,
+            request_id,
+            prompt_token_ids,
+            model,
+            arrival_ns,
+            deadline_ns,
+            structured_output=None if checked is None else checked.output,
+        )
+        return add_request, () if checked is None else checked.relaxed
 
     async def _relay(
         self,

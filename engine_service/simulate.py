@@ -36,6 +36,9 @@ class _NoGrammars:
     def accept(self, key: RequestKey, token_id: int) -> None:
         raise AssertionError("no request here has a grammar")
 
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        return None
+
     def is_terminated(self, key: RequestKey) -> bool:
         raise AssertionError("no request here has a grammar")
 

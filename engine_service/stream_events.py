@@ -6,7 +6,7 @@ went before it. `seq` counts all events of the stream; a reader that missed one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine_service.collector import SampleEvents
@@ -29,8 +29,10 @@ FINISH_REASONS: Final[dict[FinishReason, pb.FinishReason.ValueType]] = {
 class EventBuilder:
     """Of one stream."""
 
-    def __init__(self, request: AddRequest) -> None:
+    def __init__(self, request: AddRequest, relaxed: Sequence[str] = ()) -> None:
+        """`relaxed`: paths of the schema keywords that were dropped for it."""
         self._request = request
+        self._relaxed = relaxed
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._num_cached_tokens = [0] * request.n
         self._num_output_tokens = [0] * request.n
@@ -45,6 +47,7 @@ class EventBuilder:
         event.accepted.request_id = self._request.request_id
         event.accepted.prompt_tokens = self._num_prompt_tokens
         event.accepted.max_tokens = self._request.stopping.max_tokens
+        event.accepted.relaxed.extend(self._relaxed)
         return event
 
     def events(self, sample: SampleEvents) -> Iterator[pb.GenerateEvent]:

@@ -1,6 +1,6 @@
 """Grammars of live requests: compiled once each, one matcher per sample, one bitmask per step.
 
-    submit -> (compiling, off the step loop) -> poll -> fill_bitmask, accept ... -> release
+    submit -> (compiling, elsewhere) -> poll -> fill_bitmask, accept, ... -> release
 
 A grammar that nobody waits for any more is not compiled, unless the compiler is already at it.
 
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from engine_service.errors import InternalError
+from engine_service.config import GrammarConfig
 from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.grammar_compiler import GrammarCompiler
+from engine_service.grammar_matcher import RequestMatcher
+from engine_service.grammar_worker import GrammarWorker
 from engine_service.messages import Failure, StructuredOutput
 from engine_service.request import Request, RequestKey
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     import xgrammar  # loaded with the first grammar (see `grammar_compiler`)
 
 MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
-_WORD_BITS: Final = 32
 
 
 class StructuredOutputManager:
@@ -42,16 +43,21 @@ class StructuredOutputManager:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         on_ready: Callable[[], None],
+        config: GrammarConfig,
     ) -> None:
         self._vocab_size = vocab_size
         self._ends_without_token = not eos_token_ids
-        self._compiler = GrammarCompiler(Path(model_dir), vocab_size, eos_token_ids, on_ready)
+        self._compiler = GrammarCompiler(
+            GrammarWorker(Path(model_dir), vocab_size, tuple(eos_token_ids), config), on_ready
+        )
+        self._prepared = False
         self._cache = _GrammarCache(MAX_CACHE_BYTES)
         # For a compilation, in order of submission; of nobody: it runs on for the cache alone.
         self._waiting: dict[StructuredOutput, dict[RequestKey, None]] = {}
         self._awaited: dict[RequestKey, StructuredOutput] = {}  # the same, by key
         self._ready: dict[RequestKey, None] = {}  # for the next poll, in order
-        self._matchers: dict[RequestKey, xgrammar.GrammarMatcher] = {}
+        self._matchers: dict[RequestKey, RequestMatcher] = {}
+        self._words_GW = torch.empty((0, 0), dtype=torch.int32)  # of the last step; grows
         self._on_ready = on_ready
 
     def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
@@ -86,25 +92,30 @@ class StructuredOutputManager:
         return news
 
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
-        """What may come next, for those of a step's sampling requests that have a grammar."""
+        """What may come next, for those of a step's sampling requests that have a grammar.
+
+        Valid until the next call."""
         rows = [row for row, request in enumerate(sampling) if request.key in self._matchers]
         if not rows:
             return None
-        words_GW = torch.full(
-            (len(rows), -(-self._vocab_size // _WORD_BITS)), -1, dtype=torch.int32
-        )
-        for i, row in enumerate(rows):
-            self._matchers[sampling[row].key].fill_next_token_bitmask(words_GW, i)
+        words = [self._matchers[sampling[row].key].words_W for row in rows]
+        if len(rows) > len(self._words_GW):
+            self._words_GW = torch.empty((2 * len(rows), len(words[0])), dtype=torch.int32)
+        words_GW = self._words_GW[: len(rows)]
+        torch.stack(words, out=words_GW)
         return GrammarBitmask(rows, words_GW)
 
     def accept(self, key: RequestKey, token_id: int) -> None:
-        """Raises InternalError, which concerns this request only, if the mask was not obeyed."""
-        if not self._matchers[key].accept_token(token_id):
-            raise InternalError("The grammar does not allow the token that was sampled.")
+        """Raises an EngineError, which concerns this request only."""
+        self._matchers[key].accept(token_id)
+
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        """Accepts the only token that may come next, and returns it; None: there is a choice."""
+        return self._matchers[key].take_forced_token()
 
     def is_terminated(self, key: RequestKey) -> bool:
         """Whether the text is complete and its end was accepted."""
-        return self._matchers[key].is_terminated()
+        return self._matchers[key].is_terminated
 
     def release(self, key: RequestKey) -> None:
         """Forgets the request, in whatever state; unknown keys are ignored."""
@@ -118,10 +129,20 @@ class StructuredOutputManager:
         if not keys and self._compiler.cancel(spec):
             del self._waiting[spec]
 
-    def _new_matcher(self, grammar: xgrammar.CompiledGrammar) -> xgrammar.GrammarMatcher:
-        from xgrammar import GrammarMatcher
+    def prepare(self) -> None:
+        """There is leisure to load what the first grammar would wait for; does nothing twice."""
+        if not self._prepared:
+            self._prepared = True
+            self._compiler.prepare()
 
-        return GrammarMatcher(grammar, terminate_without_stop_token=self._ends_without_token)
+    def close(self) -> None:
+        """No grammar becomes ready any more."""
+        self._compiler.close()
+
+    def _new_matcher(self, grammar: xgrammar.CompiledGrammar) -> RequestMatcher:
+        return RequestMatcher(
+            grammar, self._vocab_size, ends_without_token=self._ends_without_token
+        )
 
 
 class _GrammarCache:

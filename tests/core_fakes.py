@@ -7,7 +7,7 @@ changes the output or is found at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine_service.config import SchedulerConfig
@@ -140,17 +140,27 @@ class FakeRunner:
 
 @dataclass
 class FakeGrammars:
-    """Complete after `length` tokens; refuses everything from the keys in `refusing`."""
+    """Complete after `length` tokens; refuses everything from the keys in `refusing`.
+
+    `forced_after`: the only token allowed after those accepted so far; None: there is a choice.
+    """
 
     length: int = 1_000_000
     refusing: set[RequestKey] = field(default_factory=set)
     accepted: dict[RequestKey, list[int]] = field(default_factory=dict)
     released: list[RequestKey] = field(default_factory=list)
+    forced_after: Callable[[Sequence[int]], int | None] = lambda accepted: None
 
     def accept(self, key: RequestKey, token_id: int) -> None:
         if key in self.refusing:
             raise InternalError("the grammar does not allow this token")
         self.accepted.setdefault(key, []).append(token_id)
+
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        token_id = self.forced_after(self.accepted.get(key, ()))
+        if token_id is not None:
+            self.accept(key, token_id)
+        return token_id
 
     def is_terminated(self, key: RequestKey) -> bool:
         return len(self.accepted[key]) >= self.length
@@ -174,6 +184,7 @@ class Core:
         long_prefill_token_threshold: int = 0,
         target_itl_ms: float | None = None,
         priority_aging_seconds: float = 30.0,
+        enable_jump_forward: bool = True,
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -182,6 +193,7 @@ class Core:
             long_prefill_token_threshold=long_prefill_token_threshold,
             target_itl_ms=target_itl_ms,
             priority_aging_seconds=priority_aging_seconds,
+            enable_jump_forward=enable_jump_forward,
         )
         self.kv = KVCacheManager(block_size, num_blocks, enable_caching)
         self.scheduler = Scheduler(config, self.kv)

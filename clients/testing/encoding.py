@@ -86,13 +86,18 @@ def _stopping_from_proto(message: engine_pb2.StoppingCriteria) -> StoppingCriter
 def _structured_output_from_proto(
     message: engine_pb2.StructuredOutput,
 ) -> StructuredOutput | None:
-    match message.WhichOneof("constraint"):
-        case "json_schema":
-            return StructuredOutput(json_schema=message.json_schema)
-        case "json_object":
-            return StructuredOutput(json_object=message.json_object)
-        case _:
-            return None
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        return None
+    return StructuredOutput(
+        json_schema=message.json_schema if kind == "json_schema" else None,
+        json_object=message.json_object,
+        regex=message.regex if kind == "regex" else None,
+        grammar=message.grammar if kind == "grammar" else None,
+        choice=tuple(message.choice.values),
+        structural_tag=message.structural_tag if kind == "structural_tag" else None,
+        relax_unenforced=message.relax_unenforced,
+    )
 
 
 # ---------------------------------------------------------------- events

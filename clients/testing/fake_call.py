@@ -152,6 +152,7 @@ class FakeCall:
         event.accepted.request_id = self.request.request_id
         event.accepted.prompt_tokens = self._num_prompt_tokens
         event.accepted.max_tokens = max_tokens
+        event.accepted.relaxed.extend(step.relaxed)
         return event
 
     def _prefill_progress(self, step: Progress) -> engine_pb2.GenerateEvent:

@@ -27,6 +27,7 @@ class Accept:
 
     prompt_tokens: int | None = None
     max_tokens: int | None = None
+    relaxed: Sequence[str] = ()  # schema keywords that this engine drops
 
 
 @dataclass(frozen=True, slots=True)

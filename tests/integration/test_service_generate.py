@@ -229,15 +229,13 @@ async def test_a_bad_schema_fails_its_call_alone(engine_client: Client, schema: 
     answer = await engine_client.generate(message)
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
     assert answer.fields == ["structured_output.json_schema"]
-    assert answer.kinds() == ["accepted"]
+    assert answer.kinds() == []  # refused at the door
     assert len((await neighbour).tokens()) == 30
 
 
-async def test_a_schema_that_nothing_satisfies_fails_by_field(engine_client: Client) -> None:
+async def test_a_grammar_that_nothing_satisfies_fails_by_field(engine_client: Client) -> None:
     message = request()
-    message.structured_output.json_schema = (
-        r'{"properties": {"a": {"type": "string", "pattern": "[^\\s\\S]"}}, "required": ["a"]}'
-    )
+    message.structured_output.grammar = 'root ::= "x" more\nmore ::= more "y"'
     answer = await engine_client.generate(message)
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
     assert answer.fields == ["structured_output"]
@@ -346,6 +344,7 @@ async def test_metrics_have_the_known_names(engine: Engine, engine_client: Clien
         "prefix_cache_hits_total",
         "prompt_tokens_total",
         "generation_tokens_total",
+        "forced_tokens_total",
         "num_preemptions_total",
         "time_to_first_token_seconds_count",
         "inter_token_latency_seconds_count",

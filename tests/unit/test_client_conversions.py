@@ -60,6 +60,23 @@ def test_a_request_survives_the_wire() -> None:
     assert encoding.request_from_proto(engine_pb2.GenerateRequest.FromString(wire)) == FULL
 
 
+@pytest.mark.parametrize(
+    "structured_output",
+    [
+        StructuredOutput(json_schema="{}", relax_unenforced=True),
+        StructuredOutput(json_object=True),
+        StructuredOutput(regex="a|ü"),
+        StructuredOutput(grammar='root ::= "a"'),
+        StructuredOutput(choice=("ü", "", "a")),
+        StructuredOutput(structural_tag="{}"),
+    ],
+)
+def test_each_constraint_survives_the_wire(structured_output: StructuredOutput) -> None:
+    request = GenerateRequest(prompt=(1,), structured_output=structured_output)
+    wire = request_to_proto(request, "").SerializeToString()
+    assert encoding.request_from_proto(engine_pb2.GenerateRequest.FromString(wire)) == request
+
+
 @pytest.mark.parametrize("prompt", ["Grüße 👋", "", (), (5,)])
 def test_what_is_absent_stays_absent(prompt: str | tuple[int, ...]) -> None:
     request = GenerateRequest(prompt=prompt)
@@ -119,6 +136,16 @@ def test_zero_is_not_absent() -> None:
             ),
             "structured_output",
         ),
+        (
+            GenerateRequest(
+                prompt=(1,), structured_output=StructuredOutput(regex="a", choice=("b",))
+            ),
+            "structured_output",
+        ),
+        (
+            GenerateRequest(prompt=(1,), structured_output=StructuredOutput(choice=("\ud800",))),
+            "structured_output.choice",
+        ),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(request_: GenerateRequest, field: str) -> None:
@@ -159,6 +186,9 @@ def test_events_survive_the_wire() -> None:
     ) == PrefillProgress(3, 9, 6, 4)
     accepted = engine_pb2.Accepted(request_id="x", prompt_tokens=9, max_tokens=16)
     assert event_from_proto(engine_pb2.GenerateEvent(accepted=accepted)) == Accepted("x", 9, 16)
+    accepted.relaxed.append("$.multipleOf")
+    relaxed = event_from_proto(engine_pb2.GenerateEvent(accepted=accepted))
+    assert relaxed == Accepted("x", 9, 16, ("$.multipleOf",))
 
 
 def test_no_stop_token_is_none() -> None:

@@ -22,7 +22,7 @@ from engine_service.errors import (
     ModelNotFound,
     TokenizerStale,
 )
-from engine_service.messages import AddRequest, StructuredOutput
+from engine_service.messages import AddRequest
 from engine_service.model_error import ModelError
 from engine_service.served_model import GenerationDefaults, ServedModel, read_generation_defaults
 from protos import engine_pb2 as pb
@@ -129,11 +129,6 @@ def test_the_ends_of_each_range_pass(path: str, value: float) -> None:
         (
             "stopping.min_tokens",
             lambda r: (setting("stopping.max_tokens", 3)(r), setting("stopping.min_tokens", 4)(r)),
-        ),
-        ("structured_output", lambda r: r.structured_output.SetInParent()),
-        (
-            "structured_output.json_schema",
-            lambda r: setattr(r.structured_output, "json_schema", "x" * (256 * 1024 + 1)),
         ),
         ("kv.cache_salt", lambda r: setattr(r.kv, "cache_salt", "é" * 513)),
         ("tenant", lambda r: setattr(r, "tenant", "t" * 257)),
@@ -256,21 +251,6 @@ def test_stopping_criteria() -> None:
 
     stopping = convert(change).stopping
     assert (stopping.eos_token_ids, stopping.stop_token_ids) == ((), (9, 4))
-
-
-def test_structured_output() -> None:
-    def schema(request: pb.GenerateRequest) -> None:
-        request.structured_output.json_schema = "{}"
-
-    def json_object(request: pb.GenerateRequest) -> None:
-        request.structured_output.json_object = True
-
-    def off(request: pb.GenerateRequest) -> None:
-        request.structured_output.json_object = False
-
-    assert convert(schema).structured_output == StructuredOutput("json_schema", "{}")
-    assert convert(json_object).structured_output == StructuredOutput("json_object")
-    assert convert(off).structured_output is None
 
 
 def test_the_rest_is_passed_on() -> None:

@@ -92,8 +92,17 @@ class ScriptedGrammars:
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         return None
 
+    def prepare(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def accept(self, key: RequestKey, token_id: int) -> None:
         pass
+
+    def take_forced_token(self, key: RequestKey) -> int | None:
+        return None
 
     def is_terminated(self, key: RequestKey) -> bool:
         return False

@@ -13,6 +13,7 @@ import pytest
 from engine_service.config import (
     CacheConfig,
     CoreConfig,
+    GrammarConfig,
     ModelConfig,
     SchedulerConfig,
     ServiceConfig,
@@ -26,9 +27,11 @@ FLAGS = [
     "--core-in-process",
     "--device",
     "--dtype",
+    "--enable-jump-forward",
     "--enable-prefix-caching",
     "--engine-metrics-port",
     "--gpu-memory-utilization",
+    "--grammar-compile-timeout",
     "--grpc-host",
     "--grpc-port",
     "--kernels",
@@ -110,6 +113,12 @@ def test_the_admin_key_is_kept_as_its_digest_only(monkeypatch: pytest.MonkeyPatc
     assert parse().admin_key_digest == digest
     monkeypatch.setenv("FIRSTTOKEN_ADMIN_KEY", "")
     assert parse().admin_key_digest == b""
+
+
+def test_flags_of_grammars() -> None:
+    core = parse("--grammar-compile-timeout=1.5", "--no-enable-jump-forward").core
+    assert core.grammar == GrammarConfig(compile_timeout_seconds=1.5)
+    assert not core.scheduler.enable_jump_forward
 
 
 def test_flags_of_the_door() -> None:

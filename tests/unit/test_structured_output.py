@@ -6,14 +6,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine_service import grammar_compiler, structured_output
-from engine_service.errors import InternalError
+from engine_service import structured_output
+from engine_service.config import GrammarConfig
+from engine_service.errors import InternalError, InvalidRequest
 from engine_service.messages import Failure, SamplingParams, StoppingCriteria, StructuredOutput
 from engine_service.request import Request, RequestKey
 from engine_service.sampler import sample_tokens
@@ -46,9 +48,19 @@ def wakeup() -> Wakeup:
     return Wakeup()
 
 
+@contextmanager
+def new_manager(
+    model_dir: Path, wakeup: Wakeup, vocab_size: int = VOCAB, eos: tuple[int, ...] = (EOS,)
+) -> Iterator[StructuredOutputManager]:
+    manager = StructuredOutputManager(model_dir, vocab_size, eos, wakeup, GrammarConfig())
+    yield manager
+    manager.close()
+
+
 @pytest.fixture(scope="module")
-def shared(embedded_model_dir: Path, wakeup: Wakeup) -> StructuredOutputManager:
-    return StructuredOutputManager(embedded_model_dir, PADDED, (EOS,), wakeup)
+def shared(embedded_model_dir: Path, wakeup: Wakeup) -> Iterator[StructuredOutputManager]:
+    with new_manager(embedded_model_dir, wakeup, PADDED) as manager:
+        yield manager
 
 
 @pytest.fixture
@@ -64,6 +76,35 @@ def tokenizer(embedded_model_dir: Path) -> Tokenizer:
 
 def schema(value: object) -> StructuredOutput:
     return StructuredOutput("json_schema", json.dumps(value))
+
+
+def choice(*values: str) -> StructuredOutput:
+    return StructuredOutput("choice", json.dumps(values))
+
+
+TAG = StructuredOutput(
+    "structural_tag",
+    json.dumps(
+        {
+            "type": "structural_tag",
+            "format": {
+                "type": "triggered_tags",
+                "triggers": ["<call>"],
+                "tags": [
+                    {
+                        "type": "tag",
+                        "begin": "<call>",
+                        "content": {
+                            "type": "json_schema",
+                            "json_schema": {"properties": {"a": {"type": "integer"}}},
+                        },
+                        "end": "</call>",
+                    }
+                ],
+            },
+        }
+    ),
+)
 
 
 def request(key: RequestKey = KEY) -> Request:
@@ -118,6 +159,25 @@ def accepts(manager: StructuredOutputManager, tokenizer: Tokenizer, text: str) -
         (schema({"type": "array", "items": {"type": "boolean"}}), "[true,   false]", False),
         (schema({"type": "string", "pattern": "([a-c]*)*d"}), '"abcad"', True),
         (schema({"enum": ["🌶️ ďábel 漢字"]}), '"🌶️ ďábel 漢字"', True),
+        (StructuredOutput("regex", "^[a-c]+-[0-9]{2}$"), "abba-07", True),
+        (StructuredOutput("regex", "[a-c]+-[0-9]{2}"), "abba-07", True),
+        (StructuredOutput("regex", "[a-c]+-[0-9]{2}"), "x abba-07", False),
+        (StructuredOutput("regex", "[a-c]+-[0-9]{2}"), "abba-071", False),
+        (StructuredOutput("grammar", 'root ::= "a" x\nx ::= [0-9]+ | "(" root ")"'), "a(a7)", True),
+        (StructuredOutput("grammar", 'root ::= "a" x\nx ::= [0-9]+ | "(" root ")"'), "a(a7", False),
+        (choice("a", 'b"]\\', "line\nbreak", "🌶️ď"), 'b"]\\', True),
+        (choice("a", 'b"]\\', "line\nbreak", "🌶️ď"), "line\nbreak", True),
+        (choice("a", 'b"]\\', "line\nbreak", "🌶️ď"), "🌶️ď", True),
+        (choice("a", "ab"), "ab", True),
+        (choice("a", "ab"), "a", True),
+        (choice("a", "ab"), "b", False),
+        (choice("[a-z]"), "c", False),
+        (TAG, 'Sure. <call>{"a": 7}</call> Done.', True),
+        (TAG, "No call at all.", True),
+        (TAG, '<call>{"a": 7}', False),
+        (TAG, '<call>{"a":7}</call>', False),
+        (TAG, '<call>{"a": "7"}</call>', False),
+        (TAG, '<call> {"a": 7}</call>', False),
     ],
 )
 def test_what_a_grammar_takes(
@@ -168,37 +228,38 @@ def test_a_token_that_breaks_the_grammar_is_a_typed_error(
         manager.accept(KEY, letter)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{x",
-        '{"type": "notatype"}',
-        '{"type": "object", "properties": []}',
-        '{"$ref": "#/$defs/none"}',
-        '{"$ref": "#"}',
-        '{"type": "string", "pattern": "(["}',
-        '{"type": "array", "minItems": 3, "maxItems": 1}',
-        '{"enum": []}',
-        '{"enum": 5}',
-        '{"type": "object", "required": "a"}',
-        '{"type": "object", "properties": {"a": 7}}',
-        '{"type": "integer", "minimum": 5, "maximum": 1}',
-        '{"items":' * 5000 + "{}" + "}" * 5000,
-        '{"$ref": "\\ud800"}',
-        '{"enum": ["\\ud800"]}',
-    ],
-)
-def test_bad_schemas_are_failures_that_name_the_field(
-    manager: StructuredOutputManager, wakeup: Wakeup, source: str
+def test_a_token_without_an_alternative_is_taken(
+    manager: StructuredOutputManager, wakeup: Wakeup, tokenizer: Tokenizer
 ) -> None:
-    failure = ready(manager, wakeup, StructuredOutput("json_schema", source))
-    assert failure is not None
-    assert failure.reason == "INVALID_VALUE"
-    assert failure.field == "structured_output.json_schema"
-    assert failure.message
-    assert ".cc" not in failure.message
-    assert "\n" not in failure.message
-    assert ready(manager, wakeup, OBJECT) is None  # the compiler lives
+    assert ready(manager, wakeup, choice("yes", "no")) is None
+    assert manager.take_forced_token(KEY) is None
+    (yes,) = tokenizer.encode("yes", add_special_tokens=False).ids
+    manager.accept(KEY, yes)
+    assert allowed(manager) == {EOS}
+    assert manager.take_forced_token(KEY) == EOS
+    assert manager.is_terminated(KEY)
+    assert manager.take_forced_token(KEY) is None
+
+
+def test_what_gets_too_slow_to_follow_ends_its_request_in_time(
+    manager: StructuredOutputManager, wakeup: Wakeup, tokenizer: Tokenizer
+) -> None:
+    """It compiles at once, and takes a little longer with each token."""
+    ambiguous = StructuredOutput("grammar", 'root ::= (("a"*)*)* "b"')
+    assert ready(manager, wakeup, ambiguous) is None
+    (letter,) = tokenizer.encode("a", add_special_tokens=False).ids
+    longest, error = 0.0, None
+    for _ in range(3000):
+        start = time.thread_time()
+        try:
+            manager.accept(KEY, letter)
+        except InvalidRequest as refusal:
+            error = refusal
+            break
+        longest = max(longest, time.thread_time() - start)
+    assert error is not None and error.field == "structured_output"
+    assert "ambiguous" in error.message
+    assert longest < 1.0
 
 
 def test_only_constrained_rows_are_masked_in_order(
@@ -221,17 +282,15 @@ def test_only_constrained_rows_are_masked_in_order(
 
 
 def test_samples_of_one_schema_compile_once_and_go_their_own_ways(
-    embedded_model_dir: Path, tokenizer: Tokenizer
+    manager: StructuredOutputManager, wakeup: Wakeup, tokenizer: Tokenizer
 ) -> None:
-    woken = Wakeup()
-    manager = StructuredOutputManager(embedded_model_dir, VOCAB, (EOS,), woken)
     spec = schema({"enum": ["ab", "cd"]})
     keys: list[RequestKey] = [("n", i) for i in range(4)]
     for key in keys:
         manager.submit(key, spec)
     news: list[tuple[RequestKey, Failure | None]] = []
     while len(news) < len(keys):
-        woken.wait()
+        wakeup.wait()
         news += manager.poll()
     assert news == [(key, None) for key in keys]
     (quote,) = tokenizer.encode('"', add_special_tokens=False).ids
@@ -241,7 +300,9 @@ def test_samples_of_one_schema_compile_once_and_go_their_own_ways(
     late: RequestKey = ("late", 0)
     manager.submit(late, schema({"enum": ["ab", "cd"]}))  # cached: no compilation to wait for
     assert manager.poll() == [(late, None)]
-    woken.wait()
+    wakeup.wait()
+    for key in (*keys, late):
+        manager.release(key)
 
 
 def test_release_before_the_grammar_is_there_leaves_nothing(
@@ -258,58 +319,19 @@ def test_release_before_the_grammar_is_there_leaves_nothing(
     assert all(key != gone for key, _ in manager.poll())
 
 
-def test_what_nobody_awaits_any_more_is_not_compiled(
-    embedded_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three grammars wait behind one: given up, kept by one of two, and given up and back."""
-    begun, go_on = threading.Event(), threading.Event()
-    checked: list[str] = []
-
-    def check(source: str) -> None:
-        checked.append(source)
-        begun.set()
-        assert go_on.wait(20)
-
-    monkeypatch.setattr(grammar_compiler, "check_schema", check)
-    woken = Wakeup()
-    manager = StructuredOutputManager(embedded_model_dir, VOCAB, (EOS,), woken)
-    first, unwanted, shared, again = (schema({"enum": [f"waits {i}"]}) for i in range(4))
-    manager.submit(("first", 0), first)
-    assert begun.wait(20)
-    for key, spec in [("u", unwanted), ("s", shared), ("s2", shared), ("a", again)]:
-        manager.submit((key, 0), spec)
-    for key in ["first", "u", "s", "a"]:  # the first has begun: it goes on
-        manager.release((key, 0))
-    manager.submit(("a2", 0), again)
-    manager.submit(("late", 0), first)
-    go_on.set()
-    news: list[tuple[RequestKey, Failure | None]] = []
-    while len(news) < 3:
-        woken.wait()
-        news += manager.poll()
-    assert news == [(("late", 0), None), (("s2", 0), None), (("a2", 0), None)]
-    assert checked == [first.source, shared.source, again.source]
-
-
-def test_an_unknown_kind_is_a_failure(manager: StructuredOutputManager, wakeup: Wakeup) -> None:
-    failure = ready(manager, wakeup, StructuredOutput("poem", "x"))
-    assert failure is not None
-    assert failure.reason == "INVALID_VALUE"
-
-
 def test_the_cache_is_limited_in_bytes(
     embedded_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(structured_output, "MAX_CACHE_BYTES", 10_000)
     woken = Wakeup()
-    manager = StructuredOutputManager(embedded_model_dir, VOCAB, (EOS,), woken)
     specs = [schema({"enum": [f"{i}-{j}" for j in range(100)]}) for i in range(6)]
-    for i, spec in enumerate(specs):
-        assert ready(manager, woken, spec, ("c", i)) is None
-    manager.submit(KEY, specs[-1])
-    assert manager.poll() == [(KEY, None)]
-    manager.submit(("again", 0), specs[0])
-    assert manager.poll() == []  # evicted: compiled anew
+    with new_manager(embedded_model_dir, woken) as manager:
+        for i, spec in enumerate(specs):
+            assert ready(manager, woken, spec, ("c", i)) is None
+        manager.submit(KEY, specs[-1])
+        assert manager.poll() == [(KEY, None)]
+        manager.submit(("again", 0), specs[0])
+        assert manager.poll() == []  # evicted: compiled anew
 
 
 def test_compiling_leaves_other_threads_running(
@@ -331,12 +353,12 @@ def test_a_model_without_an_end_token_stops_when_the_text_is_complete(
     embedded_model_dir: Path, tokenizer: Tokenizer
 ) -> None:
     woken = Wakeup()
-    manager = StructuredOutputManager(embedded_model_dir, VOCAB, (), woken)
-    assert ready(manager, woken, schema({"enum": ["ab"]})) is None
-    for token_id in tokenizer.encode('"ab"', add_special_tokens=False).ids:
-        assert not manager.is_terminated(KEY)
-        manager.accept(KEY, token_id)
-    assert manager.is_terminated(KEY)
+    with new_manager(embedded_model_dir, woken, eos=()) as manager:
+        assert ready(manager, woken, schema({"enum": ["ab"]})) is None
+        for token_id in tokenizer.encode('"ab"', add_special_tokens=False).ids:
+            assert not manager.is_terminated(KEY)
+            manager.accept(KEY, token_id)
+        assert manager.is_terminated(KEY)
 
 
 def test_a_broken_tokenizer_fails_the_requests_that_need_it(
@@ -346,8 +368,8 @@ def test_a_broken_tokenizer_fails_the_requests_that_need_it(
     (tmp_path / "tokenizer.json").write_text("{}")
     for directory in (tmp_path, tmp_path / "nowhere"):
         woken = Wakeup()
-        manager = StructuredOutputManager(directory, VOCAB, (EOS,), woken)
-        failure = ready(manager, woken, OBJECT)
+        with new_manager(directory, woken) as manager:
+            failure = ready(manager, woken, OBJECT)
         assert failure is not None
         assert failure.reason == "INTERNAL_ERROR"
         assert "tokenizer.json is not a usable tokenizer" in caplog.text
@@ -357,12 +379,9 @@ def test_a_broken_tokenizer_fails_the_requests_that_need_it(
 def test_a_grammar_without_a_way_on_fails_its_request_by_field(
     manager: StructuredOutputManager, wakeup: Wakeup, tokenizer: Tokenizer
 ) -> None:
-    dead_end = {
-        "properties": {"a": {"type": "string", "pattern": r"x[^\s\S]"}},
-        "required": ["a"],
-    }
-    assert ready(manager, wakeup, schema(dead_end)) is None
-    for token_id in tokenizer.encode('{"a": "x', add_special_tokens=False).ids:
+    dead_end = StructuredOutput("regex", r"x[^\s\S]")
+    assert ready(manager, wakeup, dead_end) is None
+    for token_id in tokenizer.encode("x", add_special_tokens=False).ids:
         manager.accept(KEY, token_id)
     neighbour = request(("other", 0))
     bitmask = manager.fill_bitmask([request(), neighbour])
