@@ -1,7 +1,7 @@
 # `make serve` and `make test` set everything up on their own; a second run installs nothing.
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check bench-core
-.PHONY: bench-kernels bench-model bench-quality bench-stream protos docs clean
+.PHONY: bench-grammar bench-kernels bench-model bench-quality bench-stream protos docs clean
 
 BIN := .venv/bin
 PACKAGES := clients engine_service http_facade kernels protos scripts traces tests
@@ -28,6 +28,7 @@ check: install ## lint, format, types, and that generated code and pages are cur
 	scripts/protos.sh --check
 	$(BIN)/python scripts/structures.py --check
 	$(BIN)/python scripts/compatibility.py --check
+	$(BIN)/python scripts/schema_keywords.py --check
 
 bench-core: install ## what scheduler, blocks, sampler, preemption and --batch-invariant cost
 	$(BIN)/python -m engine_service.bench_core --json $(or $(JSON),build/bench-core.json)
@@ -38,6 +39,9 @@ bench-kernels: install ## each kernel beside the limits of this machine
 bench-model: install ## milliseconds of a step of the model, by quantization
 	$(BIN)/python -m engine_service.bench_model --json $(or $(JSON),build/bench-model.json)
 
+bench-grammar: install ## what grammars cost: tokens, compilations, others' streams
+	$(BIN)/python -m engine_service.bench_grammar --json $(or $(JSON),build/bench-grammar.json)
+
 bench-stream: install ## CPU that the engine service and the facade take per output token
 	$(BIN)/python -m engine_service.bench_stream --json $(or $(JSON),build/bench-stream.json)
 
@@ -47,9 +51,10 @@ bench-quality: install ## perplexity and agreement of each quantization, beside 
 protos: install ## generate protos/engine_pb2*.py from protos/engine.proto
 	scripts/protos.sh
 
-docs: install ## write what docs/ takes from the code: the module list, the table of fields
+docs: install ## write what docs/ takes from the code: modules, fields, schema keywords
 	$(BIN)/python scripts/structures.py
 	$(BIN)/python scripts/compatibility.py
+	$(BIN)/python scripts/schema_keywords.py
 
 clean: ## remove what install, tests and checks made (the imported model stays)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,8 @@ from aiohttp import web
 from msgspec import UNSET
 from opentelemetry.trace import Span
 
-from clients.errors import EngineClientError, InternalError, TokenizerStale
+from clients.errors import EngineClientError, InternalError, InvalidRequest, TokenizerStale
 from clients.text.errors import TextLayerError
-from clients.text.text_stream import TextStream
-from clients.types import GenerateRequest
 from http_facade.answers import (
     AnswerFormat,
     AnswerHead,
@@ -45,9 +42,9 @@ from http_facade.errors import (
 )
 from http_facade.facade import Facade
 from http_facade.generation import GenerationRun, PromptCall
-from http_facade.output_processor import ChoiceDelta, PromptProcessor, UsageCounter
+from http_facade.output_processor import ChoiceDelta, UsageCounter
 from http_facade.params import GenerationPlan
-from http_facade.prompt_logprobs import PromptLogprobsCollector
+from http_facade.prompt_calls import prompt_calls
 from http_facade.prompts import Prompt
 from http_facade.sse import EventStream
 from http_facade.state import RequestState
@@ -122,12 +119,13 @@ class Answering:
         usage = UsageCounter(self.state.prompt_tokens, prepared.plan.n)
         if timeout_seconds is not None:
             timeout_seconds = max(timeout_seconds - self.state.elapsed_seconds(), 0.0)
-        calls = _prompt_calls(prepared, model, self.state)
+        calls = prompt_calls(prepared.plan, prepared.prompts, model, self.state)
         run = GenerationRun(self.facade.connection.client, calls, timeout=timeout_seconds)
         with self.facade.runs.track(run):
             async with run:
                 output = _Output(self, prepared, run, usage)
-                first = await run.next_batch()
+                first = await _first_batch(run, prepared.plan)
+                self.state.ignored += _relaxed(calls, prepared.plan)
                 if prepared.plan.stream:
                     return await output.stream(first)
                 return await output.whole(first)
@@ -199,7 +197,7 @@ class _Output:
         has_content = False
         for delta in batch:
             self._count(delta)
-            has_content = has_content or bool(delta.text)
+            has_content = has_content or bool(delta.text or delta.calls)
             documents.extend(self._format.chunks(delta, self._chunk_usage()))
         await events.send(documents)
         if has_content and self._state.ttft_seconds is None:
@@ -219,57 +217,19 @@ class _Output:
             self._state.finish_reasons.append(delta.finish_reason)
 
 
-def _prompt_calls(prepared: Prepared, model: ServedModel, state: RequestState) -> list[PromptCall]:
-    """The engine's ids are the caller's plus a random suffix: a proxy's retry never collides."""
-    plan = prepared.plan
-    call_id = f"{state.request_id}-{secrets.token_hex(4)}"
-    hidden = set(plan.text.stop_token_ids)
-    if not plan.stopping.ignore_eos:
-        hidden |= set(model.info.eos_token_ids)
+async def _first_batch(run: GenerationRun, plan: GenerationPlan) -> list[ChoiceDelta] | None:
+    try:
+        return await run.next_batch()
+    except InvalidRequest as error:
+        refusal = plan.constraint.refusal(error) if plan.constraint else None
+        raise refusal or error from None
 
-    def make_text_stream() -> TextStream:
-        return TextStream(
-            model.tokenizer,
-            stop=plan.text.stop,
-            include_stop_str_in_output=plan.text.include_stop_str_in_output,
-            skip_special_tokens=plan.text.skip_special_tokens,
-            min_tokens=plan.text.min_tokens,
-            want_logprobs=plan.text.want_logprobs,
-            hidden_token_ids=hidden,
-        )
 
-    calls = []
-    for i, prompt in enumerate(prepared.prompts):
-        request = GenerateRequest(
-            prompt=prompt.token_ids,
-            request_id=call_id + (f"-{i}" if len(prepared.prompts) > 1 else ""),
-            model=model.info.model,
-            sampling=plan.sampling,
-            stopping=plan.stopping,
-            structured_output=plan.structured_output,
-            num_logprobs=plan.num_logprobs,
-            num_prompt_logprobs=plan.num_prompt_logprobs,
-            cache_salt=plan.cache_salt,
-            priority=plan.priority,
-            tenant=state.tenant,
-            tokenizer_digest=model.info.tokenizer_digest,
-        )
-        stop_token_ids = plan.text.stop_token_ids
-        collector = None
-        if plan.num_prompt_logprobs is not None:
-            collector = PromptLogprobsCollector(
-                prompt.token_ids, model.tokenizer, prompt.hidden_token_ids
-            )
-        processor = PromptProcessor(
-            i * plan.n,
-            plan.n,
-            make_text_stream,
-            stop_token_ids,
-            prompt_logprobs=collector,
-            prompt_only=plan.text.prompt_only,
-        )
-        calls.append(PromptCall(request, processor))
-    return calls
+def _relaxed(calls: Sequence[PromptCall], plan: GenerationPlan) -> tuple[str, ...]:
+    """What of the constraint is not enforced, by the caller's own fields."""
+    if plan.constraint is None:
+        return ()
+    return tuple(map(plan.constraint.param_at, calls[0].processor.relaxed))
 
 
 def _timeout_seconds(request: web.Request) -> float | None:

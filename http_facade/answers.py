@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from clients.text.text_stream import LogprobEntry
 from http_facade.output_processor import ChoiceDelta, Usage
 from http_facade.prompt_logprobs import PromptLogprobs
+from http_facade.tool_calls import CallBegins, CallDelta
 
 _LOWEST_LOGPROB = -9999.0  # in place of -inf, which JSON can't hold
 
@@ -97,6 +98,19 @@ def prompt_logprobs_body(
 
 
 @dataclass(slots=True)
+class WholeCall:
+    """One tool call, all its deltas added up."""
+
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
 class WholeChoice:
     """One choice, all its deltas added up."""
 
@@ -107,6 +121,7 @@ class WholeChoice:
     stop_reason: str | int | None = None
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
+    calls: list[WholeCall] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -114,12 +129,19 @@ class WholeChoice:
 
     def add(self, delta: ChoiceDelta) -> None:
         self.pieces.append(delta.text)
+        for call in delta.calls:
+            self._add_call(call)
         self.logprobs.extend(delta.logprobs)
         self.token_ids.extend(delta.token_ids)
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+
+    def _add_call(self, call: CallDelta) -> None:
+        if isinstance(call, CallBegins):
+            self.calls.append(WholeCall(call.id, call.name))
+        self.calls[-1].pieces.append(call.arguments)
 
 
 class AnswerFormat(Protocol):

@@ -19,6 +19,7 @@ from http_facade.answers import (
 )
 from http_facade.output_processor import ChoiceDelta
 from http_facade.prompts import Prompt
+from http_facade.tool_calls import CallBegins, CallDelta
 
 
 class TopLogprobBody(Struct, frozen=True):
@@ -39,9 +40,22 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionDeltaBody(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDeltaBody(Struct, frozen=True):
+    index: int
+    function: FunctionDeltaBody
+    id: str | UnsetType = UNSET  # this and the next: with a call's first delta
+    type: str | UnsetType = UNSET
+
+
 class ChatDelta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[CallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
@@ -64,8 +78,19 @@ class ChatChunk(Struct, frozen=True, tag_field="object", tag="chat.completion.ch
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
+class FunctionBody(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class CallBody(Struct, frozen=True, tag_field="type", tag="function"):
+    id: str
+    function: FunctionBody
+
+
 class ChatMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
-    content: str
+    content: str | None
+    tool_calls: list[CallBody] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -100,10 +125,10 @@ class ChatFormat:
             role = ChatDelta(role="assistant", content="")
             yield self._chunk([ChatChunkChoice(delta.index, role)], usage, begin=delta)
         token_ids = list(delta.token_ids) if self._options.want_token_ids else []
-        if delta.text or delta.logprobs or token_ids:
+        if delta.text or delta.calls or delta.logprobs or token_ids:
             logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
-            text = ChatDelta(content=delta.text)
-            piece = ChatChunkChoice(delta.index, text, logprobs, token_ids=token_ids or UNSET)
+            said = _said(delta)
+            piece = ChatChunkChoice(delta.index, said, logprobs, token_ids=token_ids or UNSET)
             yield self._chunk([piece], usage)
         if delta.finish_reason is not None:
             end = ChatChunkChoice(
@@ -154,7 +179,7 @@ class ChatFormat:
     def _whole_choice(self, choice: WholeChoice) -> ChatChoice:
         return ChatChoice(
             choice.index,
-            ChatMessage(choice.text),
+            _message(choice),
             self._logprobs(choice.logprobs) if self._options.want_logprobs else None,
             choice.finish_reason,
             choice.stop_reason,
@@ -177,3 +202,23 @@ class ChatFormat:
                 for entry in entries
             ]
         )
+
+
+def _said(delta: ChoiceDelta) -> ChatDelta:
+    calls = [_call_delta(call) for call in delta.calls]
+    has_content = bool(delta.text) or not calls
+    return ChatDelta(
+        content=delta.text if has_content else UNSET, tool_calls=calls if calls else UNSET
+    )
+
+
+def _call_delta(call: CallDelta) -> CallDeltaBody:
+    if isinstance(call, CallBegins):
+        function = FunctionDeltaBody(call.arguments, call.name)
+        return CallDeltaBody(call.index, function, call.id, "function")
+    return CallDeltaBody(call.index, FunctionDeltaBody(call.arguments))
+
+
+def _message(choice: WholeChoice) -> ChatMessage:
+    calls = [CallBody(call.id, FunctionBody(call.name, call.arguments)) for call in choice.calls]
+    return ChatMessage(choice.text or None, calls) if calls else ChatMessage(choice.text)

@@ -17,7 +17,6 @@ IGNORED: dict[str, str] = {
     "prompt_cache_key": "there is one engine to route to",
     "prompt_cache_options": "the prefix cache manages itself",
     "prompt_cache_retention": "the prefix cache manages itself",
-    "parallel_tool_calls": "has no meaning without tools",
 }
 
 
@@ -31,8 +30,6 @@ class Refusal:
 _NOT_YET = "not supported yet"
 
 REFUSED: dict[str, Refusal] = {
-    "tools": Refusal(_NOT_YET, ([],)),
-    "tool_choice": Refusal(_NOT_YET, ("none",)),
     "functions": Refusal("not supported: use tools", ([],)),
     "function_call": Refusal("not supported: use tool_choice", ("none",)),
     "store": Refusal("nothing is stored here", (False,), neutral_is_ignored=True),
@@ -50,12 +47,5 @@ REFUSED: dict[str, Refusal] = {
     "return_tokens_as_token_ids": Refusal(_NOT_YET, (False,)),
     "add_special_tokens": Refusal(_NOT_YET),
     "spaces_between_special_tokens": Refusal("not supported: text is shown as it is"),
-    "structured_outputs": Refusal("not supported yet: use response_format"),
-    "structural_tag": Refusal("not supported yet: use response_format"),
-    "guided_json": Refusal("not supported yet: use response_format"),
-    "guided_regex": Refusal(_NOT_YET),
-    "guided_choice": Refusal(_NOT_YET),
-    "guided_grammar": Refusal(_NOT_YET),
-    "regex": Refusal(_NOT_YET),
-    "ebnf": Refusal(_NOT_YET),
+    "structural_tag": Refusal("say it in structured_outputs"),
 }

@@ -6,7 +6,7 @@ Messages speak of JSON (string, number, array), never of Python.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import quote
@@ -19,11 +19,14 @@ from http_facade.schema import (
     ChatRequest,
     CompletionRequest,
     ContentPart,
+    FunctionDefinition,
     GenerationFields,
     JsonSchemaFormat,
     Message,
     ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
+    ToolDefinition,
 )
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
@@ -118,20 +121,33 @@ def _default(home: Endpoint[ChatRequest] | Endpoint[CompletionRequest], name: st
 def _unknown_nested(fields: Mapping[str, object]) -> list[str]:
     """Unknown fields inside the known objects; called on data that fits the schema."""
     unknown = _unknown_in(fields.get("stream_options"), StreamOptions, "stream_options")
+    structured_outputs = fields.get("structured_outputs")
+    unknown += _unknown_in(structured_outputs, StructuredOutputs, "structured_outputs")
     response_format = fields.get("response_format")
     unknown += _unknown_in(response_format, ResponseFormat, "response_format")
-    if isinstance(response_format, dict):
-        path = "response_format.json_schema"
-        unknown += _unknown_in(response_format.get("json_schema"), JsonSchemaFormat, path)
-    messages = fields.get("messages")
-    for i, message in enumerate(messages if isinstance(messages, list) else ()):
-        unknown += _unknown_in(message, Message, f"messages[{i}]")
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            unknown += _unknown_in(part, ContentPart, f"messages[{i}].content[{j}]")
+    unknown += _unknown_below(response_format, "json_schema", JsonSchemaFormat, "response_format")
+    for path, tool in _members(fields, "tools"):
+        unknown += _unknown_in(tool, ToolDefinition, path)
+        unknown += _unknown_below(tool, "function", FunctionDefinition, path)
+    for path, message in _members(fields, "messages"):
+        unknown += _unknown_in(message, Message, path)
+        content = message if isinstance(message, dict) else {}
+        for part_path, part in _members(content, "content"):
+            unknown += _unknown_in(part, ContentPart, f"{path}.{part_path}")
         if len(unknown) >= _MAX_NAMED_NESTED:
             break
     return unknown
+
+
+def _members(fields: Mapping[str, object], name: str) -> Iterator[tuple[str, object]]:
+    """The members of a field that may be a list, each with its path."""
+    members = fields.get(name)
+    for i, member in enumerate(members if isinstance(members, list) else ()):
+        yield f"{name}[{i}]", member
+
+
+def _unknown_below(value: object, name: str, struct: type[msgspec.Struct], path: str) -> list[str]:
+    return _unknown_in(value.get(name), struct, f"{path}.{name}") if isinstance(value, dict) else []
 
 
 def _unknown_in(value: object, struct: type[msgspec.Struct], path: str) -> list[str]:

@@ -18,6 +18,7 @@ from clients.engine_client import EngineClient
 from clients.errors import EngineClientError, InternalError
 from clients.text.errors import TextLayerError
 from clients.text.tokenizer import Tokenizer
+from clients.text.tool_parsers import ToolFormat, detect_tool_format
 from clients.types import ModelInfo, ServerInfo
 from http_facade.errors import unavailable
 
@@ -32,6 +33,7 @@ class ServedModel:
     info: ModelInfo
     tokenizer: Tokenizer
     fingerprint: str  # of all that decides what a seed yields
+    tool_format: ToolFormat  # as its chat template shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,12 @@ class EngineConnection:
             known = self._tokenizer
             if known is None or known.digest != info.tokenizer_digest:
                 known = await self._fetch_tokenizer()
-            self._model = ServedModel(info, known.tokenizer, _fingerprint(info, server))
+            self._model = ServedModel(
+                info,
+                known.tokenizer,
+                _fingerprint(info, server),
+                detect_tool_format(known.tokenizer.chat_template),
+            )
             self._is_current = True
 
     async def _fetch_tokenizer(self) -> _KnownTokenizer:

@@ -171,8 +171,6 @@ _GROUPS = ("sampling.", "stopping.", "response.", "kv.")
 def _api_param(field: str, prompt_param: str) -> str:
     for group in _GROUPS:
         field = field.removeprefix(group)
-    if field.startswith("structured_output"):
-        return "response_format"
     if field.split(".")[0].split("[")[0] in ("prompt", "token_ids", "text"):
         return prompt_param
     return field

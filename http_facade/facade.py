@@ -11,7 +11,8 @@ from aiohttp import web
 from opentelemetry.trace import Tracer
 
 from clients.errors import EngineClientError
-from http_facade.engine import EngineConnection
+from clients.text.tool_parsers import TOOL_FORMATS, ToolFormat
+from http_facade.engine import EngineConnection, ServedModel
 from http_facade.flags import FacadeConfig
 from http_facade.generation import GenerationRun
 from http_facade.metrics import FacadeMetrics
@@ -56,6 +57,10 @@ class Facade:
     @property
     def is_ready(self) -> bool:
         return self.connection.is_ready and not self.is_draining
+
+    def tool_format(self, model: ServedModel) -> ToolFormat:
+        """The one that was set, or the model's own."""
+        return TOOL_FORMATS.get(self.config.tool_call_parser, model.tool_format)
 
     def served_names(self) -> tuple[str, ...]:
         """The engine's own name for the model, and the aliases."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from traces.setup import trace_directory
 
 API_KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
+AUTO_PARSER = "auto"
+# Spelt out: `--help` loads no tokenizer. A test compares them with the formats there are.
+TOOL_CALL_PARSERS = (AUTO_PARSER, "hermes", "llama3_json", "mistral", "pythonic", "generic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class FacadeConfig:
     strict_params: bool = False  # unknown fields are 400
     max_body_bytes: int = 32 * 1024 * 1024
     max_stop_strings: int = 4
+    tool_call_parser: str = AUTO_PARSER  # how the model writes tool calls
     sse_keepalive_seconds: float = 15.0
     trace_dir: str | None = None  # None: no local store
     otlp_traces_endpoint: str | None = None
@@ -102,6 +106,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="stop strings a request may give",
     )
     add(
+        "--tool-call-parser",
+        choices=TOOL_CALL_PARSERS,
+        default=defaults.tool_call_parser,
+        help="how the model writes tool calls; auto: as its chat template shows it",
+    )
+    add(
         "--sse-keepalive-seconds",
         type=_SECONDS,
         default=defaults.sse_keepalive_seconds,
@@ -166,6 +176,7 @@ def config_from_args(args: argparse.Namespace) -> FacadeConfig:
         strict_params=args.strict_params,
         max_body_bytes=args.max_body_bytes,
         max_stop_strings=args.max_stop_strings,
+        tool_call_parser=args.tool_call_parser,
         sse_keepalive_seconds=args.sse_keepalive_seconds,
         trace_dir=trace_directory(args.trace_dir),
         otlp_traces_endpoint=args.otlp_traces_endpoint or None,

@@ -19,13 +19,14 @@ from clients.errors import EngineUnavailable
 from clients.text.text_stream import LogprobEntry, TextDelta, TextStream
 from clients.types import Accepted, Delta, Finished, FinishReason, GenerateEvent, PrefillProgress
 from http_facade.prompt_logprobs import PromptLogprobs, PromptLogprobsCollector
+from http_facade.tool_calls import CallDelta, SplitText, ToolCallStream
 
 _SampleEvent = PrefillProgress | Delta | Finished
 
 
 class ChoiceDelta(Struct, frozen=True):
     index: int
-    text: str = ""
+    text: str = ""  # without that of calls
     logprobs: tuple[LogprobEntry, ...] = ()
     token_ids: tuple[int, ...] = ()  # generated, consumed by this delta; hidden ones included
     begins: bool = False  # first delta of its choice
@@ -33,13 +34,21 @@ class ChoiceDelta(Struct, frozen=True):
     cached_tokens: int | None = None  # of the prompt, where this delta tells
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(slots=True)
 class _Sample:
     text: TextStream
+    calls: ToolCallStream | None  # None: all text is content
     has_begun: bool = False
     is_finished: bool = False
+
+    def split(self, text: str, *, is_last: bool) -> SplitText:
+        return self.calls.split(text, is_last=is_last) if self.calls else SplitText(text, ())
+
+    def finish_reason(self, reason: str) -> str:
+        return self.calls.finish_reason(reason) if self.calls else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +91,20 @@ class PromptProcessor:
         make_text_stream: Callable[[], TextStream],
         stop_token_ids: frozenset[int],
         *,
+        make_call_stream: Callable[[], ToolCallStream | None] = lambda: None,
         prompt_logprobs: PromptLogprobsCollector | None = None,
         prompt_only: bool = False,
     ) -> None:
         """`prompt_only`: each sample ends when its prompt is computed, with no token of its own."""
         self._first_choice = first_choice
-        self._samples = [_Sample(make_text_stream()) for _ in range(n)]
+        self._samples = [_Sample(make_text_stream(), make_call_stream()) for _ in range(n)]
         self._num_running = n
         self._stop_token_ids = stop_token_ids
         self._stopped: list[int] = []
         self._prompt_logprobs = prompt_logprobs
         self._prompt_only = prompt_only
         self._held: list[_SampleEvent] = []  # until the prompt's logprobs are all here
+        self.relaxed: tuple[str, ...] = ()  # places in the constraint that the engine relaxed
 
     @property
     def is_finished(self) -> bool:
@@ -107,6 +118,7 @@ class PromptProcessor:
     def process(self, event: GenerateEvent) -> list[ChoiceDelta]:
         """Raises EngineUnavailable for a sample that the engine aborted by itself."""
         if isinstance(event, Accepted):
+            self.relaxed = event.relaxed
             return []
         if self._prompt_logprobs is None:
             return self._process(event)
@@ -151,7 +163,7 @@ class PromptProcessor:
 
     def _delta(self, event: Delta, sample: _Sample) -> list[ChoiceDelta]:
         text = sample.text.push(event.token_ids, event.logprobs)
-        deltas = [self._text(event.index, sample, text)]
+        deltas = [self._text(event.index, sample, text, is_last=text.matched_stop is not None)]
         if text.matched_stop is not None:
             self._stopped.append(event.index)
             deltas.append(self._finish(event.index, sample, "stop", text.matched_stop))
@@ -161,10 +173,10 @@ class PromptProcessor:
         if event.reason is FinishReason.ABORT:
             raise EngineUnavailable("the engine gave the request up", reason="ENGINE_UNAVAILABLE")
         cached = event.usage.cached_tokens if event.index == 0 else None
-        deltas = []
         rest = sample.text.finish()
-        if rest.text or rest.logprobs or not sample.has_begun or cached is not None:
-            deltas.append(self._text(event.index, sample, rest, cached))
+        last = self._text(event.index, sample, rest, cached, is_last=True)
+        is_needed = last.begins or last.text or last.calls or last.logprobs or cached is not None
+        deltas = [last] if is_needed else []
         if rest.matched_stop is not None:
             return [*deltas, self._finish(event.index, sample, "stop", rest.matched_stop)]
         token_id = event.stop_token_id
@@ -172,12 +184,20 @@ class PromptProcessor:
         return [*deltas, self._finish(event.index, sample, event.reason.value, stop_reason)]
 
     def _text(
-        self, index: int, sample: _Sample, text: TextDelta, cached_tokens: int | None = None
+        self,
+        index: int,
+        sample: _Sample,
+        text: TextDelta,
+        cached_tokens: int | None = None,
+        *,
+        is_last: bool,
     ) -> ChoiceDelta:
         begins, sample.has_begun = not sample.has_begun, True
+        split = sample.split(text.text, is_last=is_last)
         return self._choice(
             index,
-            text=text.text,
+            text=split.content,
+            calls=split.calls,
             logprobs=text.logprobs,
             token_ids=text.token_ids,
             begins=begins,
@@ -189,13 +209,16 @@ class PromptProcessor:
     ) -> ChoiceDelta:
         sample.is_finished = True
         self._num_running -= 1
-        return self._choice(index, finish_reason=reason, stop_reason=stop_reason)
+        return self._choice(
+            index, finish_reason=sample.finish_reason(reason), stop_reason=stop_reason
+        )
 
     def _choice(
         self,
         index: int,
         *,
         text: str = "",
+        calls: tuple[CallDelta, ...] = (),
         logprobs: tuple[LogprobEntry, ...] = (),
         token_ids: tuple[int, ...] = (),
         begins: bool = False,
@@ -206,6 +229,7 @@ class PromptProcessor:
         return ChoiceDelta(
             index=self._first_choice + index,
             text=text,
+            calls=calls,
             logprobs=logprobs,
             token_ids=token_ids,
             begins=begins,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from clients.types import ModelInfo, SamplingParams, StoppingCriteria, StructuredOutput
+from clients.text.tool_parsers import ToolFormat
+from clients.types import ModelInfo, SamplingParams, StoppingCriteria
 from http_facade.answers import AnswerOptions
+from http_facade.constraints import Constraint, constraint_of
 from http_facade.errors import invalid
 from http_facade.schema import (
     COMPLETION_MAX_TOKENS,
@@ -19,8 +19,8 @@ from http_facade.schema import (
     ChatRequest,
     CompletionRequest,
     GenerationFields,
-    ResponseFormat,
 )
+from http_facade.tools import ToolPlan, plan_tools
 
 _SEED_MODULUS = 2**64
 _MAX_TOP_K = 2**31 - 1
@@ -45,7 +45,8 @@ class GenerationPlan:
 
     sampling: SamplingParams
     stopping: StoppingCriteria
-    structured_output: StructuredOutput | None
+    constraint: Constraint | None
+    tools: ToolPlan | None  # None: no calls are looked for in the text
     num_logprobs: int | None
     num_prompt_logprobs: int | None
     text: TextOptions
@@ -62,10 +63,11 @@ def plan_chat(
     request: ChatRequest,
     model: ModelInfo,
     *,
+    tool_format: ToolFormat,
     max_stop_strings: int,
     bad_token_sequences: Sequence[Sequence[int]] = (),
 ) -> GenerationPlan:
-    """`bad_token_sequences`: the request's bad_words, in tokens."""
+    """`tool_format`: the model's. `bad_token_sequences`: the request's bad_words, in tokens."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if request.add_generation_prompt and request.continue_final_message:
@@ -80,7 +82,9 @@ def plan_chat(
     )
     sampling = _sampling(request, model, bad_token_sequences)
     stopping = _stopping(request, model, None)
-    return _plan(request, model, sampling, stopping, num_logprobs, answer, max_stop_strings)
+    plan = _plan(request, model, sampling, stopping, num_logprobs, answer, max_stop_strings)
+    tools = plan_tools(request, tool_format, plan.constraint)
+    return plan if tools is None else replace(plan, tools=tools, constraint=tools.constraint)
 
 
 def plan_completion(
@@ -125,7 +129,8 @@ def _plan(
         sampling=sampling,
         # The engine has no word for "none": it is left when the prompt is computed.
         stopping=replace(stopping, max_tokens=1) if prompt_only else stopping,
-        structured_output=_structured_output(request.response_format),
+        constraint=constraint_of(request),
+        tools=None,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=_larger(answer.num_echo_logprobs, answer.num_prompt_logprobs),
         answer=answer,
@@ -220,16 +225,3 @@ def _stop_strings(stop: str | list[str] | None, max_stop_strings: int) -> tuple[
                 param, f"a stop string has at most {MAX_STOP_STRING_CHARS} characters here"
             )
     return tuple(dict.fromkeys(strings))
-
-
-def _structured_output(response_format: ResponseFormat | None) -> StructuredOutput | None:
-    if response_format is None:
-        return None
-    if response_format.type == "json_schema":
-        if response_format.json_schema is None:
-            raise invalid("response_format.json_schema", "is required with type json_schema")
-        schema = msgspec.json.encode(response_format.json_schema.schema).decode()
-        return StructuredOutput(json_schema=schema)
-    if response_format.json_schema is not None:
-        raise invalid("response_format.json_schema", "needs type json_schema")
-    return StructuredOutput(json_object=True) if response_format.type == "json_object" else None

@@ -1,7 +1,6 @@
 """From a request's messages or prompts to token ids.
 
 Long texts are rendered and encoded in a thread, so that other requests' tokens keep flowing.
-Content parts are joined without a separator.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from opentelemetry.trace import Tracer
 from clients.text.chat_template import ChatTemplate
 from clients.text.errors import ChatTemplateError, InvalidText
 from clients.text.tokenizer import Tokenizer
+from clients.text.tool_parsers import ToolFormat, tools_as_text
+from clients.text.tool_parsers.format import JsonObject
 from clients.types import ModelInfo
 from http_facade.errors import context_length_exceeded, invalid
-from http_facade.schema import (
-    MAX_CHOICES,
-    ChatRequest,
-    CompletionRequest,
-    GenerationFields,
-    Message,
-    ToolCall,
-)
+from http_facade.messages import num_chars_of, template_messages
+from http_facade.schema import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationFields
+from http_facade.tools import template_tools
 from traces import names
 
 _INLINE_CHARS = 4_000  # up to here a thread costs more than it spares
@@ -54,15 +50,23 @@ async def _run(work: Callable[[], ResultT], num_chars: int) -> ResultT:
 
 
 async def chat_prompt(
-    request: ChatRequest, tokenizer: Tokenizer, model: ModelInfo, tracer: Tracer
+    request: ChatRequest,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    tracer: Tracer,
+    *,
+    tool_format: ToolFormat,
 ) -> Prompt:
     template = tokenizer.chat_template
     if template is None:
         raise invalid("messages", "the model has no chat template: use /v1/completions")
-    messages = _template_messages(request.messages, template)
-    num_chars = sum(_num_chars(message) for message in request.messages)
+    messages: Sequence[JsonObject] = template_messages(request.messages, template)
+    tools: Sequence[JsonObject] = template_tools(request)
+    num_chars = sum(map(num_chars_of, request.messages)) + len(msgspec.json.encode(tools))
+    if tool_format.name == "generic" or not template.takes_tools:
+        messages, tools = tools_as_text(messages, tools, tool_format), []
     with tracer.start_as_current_span(names.SPAN_RENDER):
-        text = await _run(lambda: _render(request, template, messages), num_chars)
+        text = await _run(lambda: _render(request, template, messages, tools), num_chars)
     with tracer.start_as_current_span(names.SPAN_TOKENIZE):
         token_ids = await _run(
             lambda: _encode_prompt(tokenizer, text, "messages", False, request, model), len(text)
@@ -72,7 +76,12 @@ async def chat_prompt(
     return Prompt(token_ids)
 
 
-def _render(request: ChatRequest, template: ChatTemplate, messages: list[dict[str, object]]) -> str:
+def _render(
+    request: ChatRequest,
+    template: ChatTemplate,
+    messages: Sequence[JsonObject],
+    tools: Sequence[JsonObject],
+) -> str:
     kwargs = dict(request.chat_template_kwargs or {})
     if reserved := sorted(_RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise invalid("chat_template_kwargs", f"{reserved[0]} can't be set here")
@@ -84,6 +93,7 @@ def _render(request: ChatRequest, template: ChatTemplate, messages: list[dict[st
     try:
         return template.render(
             messages,
+            tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=kwargs,
@@ -99,76 +109,6 @@ def unused_template_fields(request: ChatRequest, tokenizer: Tokenizer) -> tuple[
     if request.reasoning_effort is not None:
         given["reasoning_effort"] = "reasoning_effort"
     return tuple(field for field, name in given.items() if name not in source)
-
-
-def _num_chars(message: Message) -> int:
-    content = message.content or ""
-    parts = [content] if isinstance(content, str) else [part.text or "" for part in content]
-    calls = [call.function.arguments for call in message.tool_calls or ()]
-    return sum(map(len, (*parts, *calls)))
-
-
-def _template_messages(
-    messages: Sequence[Message], template: ChatTemplate
-) -> list[dict[str, object]]:
-    knows_developer = "developer" in template.source
-    return [_template_message(i, m, knows_developer) for i, m in enumerate(messages)]
-
-
-def _template_message(index: int, message: Message, knows_developer: bool) -> dict[str, object]:
-    """Absent fields stay absent, because templates ask with `is defined`."""
-    role: str = message.role
-    if role == "developer" and not knows_developer:
-        role = "system"
-    plain: dict[str, object] = {"role": role, "content": _content(index, message)}
-    if message.tool_calls:
-        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    for name, value in (
-        ("name", message.name),
-        ("tool_call_id", message.tool_call_id),
-        ("reasoning_content", message.reasoning_content),
-    ):
-        if value is not None:
-            plain[name] = value
-    return plain
-
-
-def _content(index: int, message: Message) -> str:
-    where = f"messages[{index}].content"
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            raise invalid(where, "this field is required", code="missing_required_parameter")
-        return ""
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise invalid(where, "has no parts")
-    for part in content:
-        if part.type != "text":
-            raise invalid(
-                where,
-                f"parts of type {part.type[:50]} can't be taken: the model reads text only",
-                code="unsupported_content",
-            )
-        if part.text is None:
-            raise invalid(where, "a text part needs text")
-    return "".join(part.text or "" for part in content)
-
-
-def _tool_call(call: ToolCall) -> dict[str, object]:
-    """Templates expect the arguments as an object; what is not JSON is passed on as text."""
-    try:
-        arguments: object = msgspec.json.decode(call.function.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        arguments = call.function.arguments
-    plain: dict[str, object] = {
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
-    if call.id is not None:
-        plain["id"] = call.id
-    return plain
 
 
 # ---------------------------------------------------------------- completions

@@ -18,6 +18,7 @@ MAX_COMPLETION_LOGPROBS = 5
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 200
 MAX_STOP_TOKEN_IDS = 1024
+MAX_TOOLS = 128
 COMPLETION_MAX_TOKENS = 16  # the default of the completions endpoint
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -56,6 +57,30 @@ class Message(Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
+# ---------------------------------------------------------------- tools
+
+
+class FunctionDefinition(Struct, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, object] | None = None  # a JSON Schema; none: there are no arguments
+    strict: bool | None = None  # refuse what of the schema can't be enforced, don't relax it
+
+
+class ToolDefinition(Struct, kw_only=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class ChosenFunction(Struct, kw_only=True):
+    name: str
+
+
+class ToolChoice(Struct, kw_only=True):
+    type: str
+    function: ChosenFunction | None = None
+
+
 # ---------------------------------------------------------------- both endpoints
 
 
@@ -74,6 +99,15 @@ class JsonSchemaFormat(Struct, kw_only=True):
 class ResponseFormat(Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    json: str | dict[str, object] | None = None  # a JSON Schema
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, object] | None = None
 
 
 class GenerationFields(Struct, kw_only=True):
@@ -106,6 +140,13 @@ class GenerationFields(Struct, kw_only=True):
     # keeps the end of the prompt; -1: as much as leaves room for max_tokens
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, object] | None = None  # older names of what stands above
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     user: str | None = None
@@ -117,6 +158,9 @@ class GenerationFields(Struct, kw_only=True):
 
 class ChatRequest(GenerationFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None  # default: as many calls as the model makes
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None  # default: unless the last message is continued

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -56,12 +56,16 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self.source = source
+        self.source_with_tools = source if source_with_tools is None else source_with_tools
         self._special_tokens = dict(special_tokens)
         self._template = _compile(environment, source)
         self._template_with_tools = (
             self._template
             if source_with_tools is None
             else _compile(environment, source_with_tools)
+        )
+        self.takes_tools = "tools" in meta.find_undeclared_variables(
+            environment.parse(self.source_with_tools)
         )
 
     def render(

@@ -14,6 +14,7 @@ it: never before the end.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from clients.text.tokenizer import Tokenizer
 
@@ -21,9 +22,17 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_token_ids: Collection[int] = (),
+    ) -> None:
+        """`shown_token_ids`: special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown_token_ids = frozenset(shown_token_ids)
         self._utf8 = _utf8_decoder(errors="replace")
 
     @property
@@ -31,8 +40,15 @@ class Detokenizer:
         """A character has begun and is not finished."""
         return bool(self._utf8.getstate()[0])
 
+    def skips(self, token_id: int) -> bool:
+        return (
+            self._skip_special_tokens
+            and self._tokenizer.is_special(token_id)
+            and token_id not in self._shown_token_ids
+        )
+
     def push(self, token_id: int) -> str:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self.skips(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 

@@ -76,14 +76,17 @@ class TextStream:
         min_tokens: int = 0,
         want_logprobs: bool = False,
         hidden_token_ids: Collection[int] = (),
+        shown_token_ids: Collection[int] = (),
     ) -> None:
         """`min_tokens`: a stop string counts from this token on: one that is complete with fewer
         tokens is ordinary text. `hidden_token_ids`: the ids that end the sample (end of sequence,
-        stop ids); like special tokens they show only with `skip_special_tokens` off."""
+        stop ids); like special tokens they show only with `skip_special_tokens` off.
+        `shown_token_ids`: special tokens that show all the same."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids
+        )
         self._stop_checker = StopChecker(stop, include_stop=include_stop_str_in_output)
-        self._skip_special_tokens = skip_special_tokens
         self._min_tokens = min_tokens
         self._want_logprobs = want_logprobs
         self._hidden_token_ids = frozenset(hidden_token_ids) if skip_special_tokens else frozenset()
@@ -137,9 +140,7 @@ class TextStream:
         return result.text
 
     def _entry(self, token_id: int, logprobs: TokenLogprobs) -> LogprobEntry:
-        hidden = token_id in self._hidden_token_ids or (
-            self._skip_special_tokens and self._tokenizer.is_special(token_id)
-        )
+        hidden = token_id in self._hidden_token_ids or self._detokenizer.skips(token_id)
         return logprob_entry(self._tokenizer, token_id, logprobs, hidden=hidden)
 
     def _released_entries(self) -> tuple[LogprobEntry, ...]:

@@ -120,6 +120,10 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
+    def token_id(self, token: str) -> int | None:
+        """Of the token that stands in the vocabulary as this text."""
+        return self._backend.token_to_id(token)
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 

@@ -23,6 +23,7 @@ from http_facade.prompts import (
 )
 from http_facade.schema import ChatRequest, CompletionRequest
 from http_facade.state import STATE, RequestState
+from http_facade.tools import unused_tool_fields
 from http_facade.tracing import describe_request, server_span
 
 
@@ -59,17 +60,21 @@ async def _generate(
 
 
 def _prepare_chat(fields: ChatRequest, facade: Facade, state: RequestState) -> Prepare:
-    ignored = state.ignored
+    ignored = (*state.ignored, *unused_tool_fields(fields))
 
     async def prepare(model: ServedModel, head: AnswerHead) -> Prepared:
+        tool_format = facade.tool_format(model)
         plan = plan_chat(
             fields,
             model.info,
+            tool_format=tool_format,
             max_stop_strings=facade.config.max_stop_strings,
             bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
         )
         state.ignored = (*ignored, *unused_template_fields(fields, model.tokenizer))
-        prompt = await chat_prompt(fields, model.tokenizer, model.info, facade.tracer)
+        prompt = await chat_prompt(
+            fields, model.tokenizer, model.info, facade.tracer, tool_format=tool_format
+        )
         return Prepared(plan, [prompt], ChatFormat(head, prompt=prompt, options=plan.answer))
 
     return prepare

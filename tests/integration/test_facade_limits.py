@@ -93,7 +93,7 @@ async def test_v3_bad_values_are_refused_before_the_engine_hears_of_them(
         ("n", 10**6),
         ("stop", [""]),
         ("temperature", 2.1),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", [{"type": "custom", "custom": {"name": "f"}}]),
         ("tool_choice", "auto"),
     ):
         body = body_for(path, stream=stream, **{field: value})
@@ -283,7 +283,8 @@ async def test_errors_of_the_engine_keep_their_status_stream_or_not(
     for script in (Script.failing(error), Script((Accept(), Fail(error)))):
         for stream in (False, True):
             facade.fake.script(script)
-            status, answer, headers = await facade.post(CHAT, chat(stream=stream))
+            body = chat(stream=stream, response_format={"type": "json_object"})
+            status, answer, headers = await facade.post(CHAT, body)
             found = check_envelope(status, answer, expected, param)
             assert found["code"] == code and "secret" not in found["message"]
             assert headers["content-type"].startswith("application/json")

@@ -10,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionToolParam
 
 from clients.errors import (
     ContextLengthExceeded,
@@ -80,6 +81,38 @@ async def test_the_streaming_helper_accumulates_the_same_answer(sdk: AsyncOpenAI
     ) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello from the engine"
+
+
+async def test_tool_calls_of_the_streaming_helper(facade: Harness, sdk: AsyncOpenAI) -> None:
+    calls = [
+        f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": 2}}}}\n</tool_call>'
+        for a in (1, 3)
+    ]
+    facade.say("Let me add.\n" + "\n".join(calls), chunk_sizes=2)
+    add: ChatCompletionToolParam = {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    async with sdk.chat.completions.stream(
+        model=MODEL, messages=[{"role": "user", "content": "1 + 2?"}], tools=[add]
+    ) as stream:
+        final = await stream.get_final_completion()
+    choice = final.choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Let me add.", "tool_calls")
+    assert choice.message.tool_calls is not None
+    assert [call.function.parsed_arguments for call in choice.message.tool_calls] == [
+        {"a": 1, "b": 2},
+        {"a": 3, "b": 2},
+    ]
 
 
 async def test_completions(sdk: AsyncOpenAI) -> None:

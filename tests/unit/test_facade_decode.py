@@ -96,11 +96,16 @@ def test_unknown_nested_fields_are_named_or_refused_when_strict() -> None:
         "stream": True,
         "stream_options": {"include_obfuscation": False},
         "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "extra": 1}},
+        "structured_outputs": {"whitespace_pattern": " "},
+        "tools": [{"type": "function", "cache": 1, "function": {"name": "f", "examples": []}}],
     }
     assert set(decode(CHAT, **fields)[1]) == {
         "messages[0].weight",
         "stream_options.include_obfuscation",
         "response_format.json_schema.extra",
+        "structured_outputs.whitespace_pattern",
+        "tools[0].cache",
+        "tools[0].function.examples",
     }
     strict = _refusal(CHAT, {"messages": fields["messages"]}, strict=True)
     assert strict.param == "messages[0].weight"

@@ -52,8 +52,6 @@ def test_every_error_of_the_client_is_translated() -> None:
     [
         ("sampling.temperature", "temperature"),
         ("stopping.stop_token_ids", "stop_token_ids"),
-        ("structured_output.json_schema", "response_format"),
-        ("structured_output", "response_format"),
         ("kv.cache_salt", "cache_salt"),
         ("token_ids.ids", "messages"),
         ("prompt", "messages"),

@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from http_facade.flags import FacadeConfig, build_parser, config_from_args
+from clients.text.tool_parsers import TOOL_FORMATS
+from http_facade.flags import (
+    AUTO_PARSER,
+    TOOL_CALL_PARSERS,
+    FacadeConfig,
+    build_parser,
+    config_from_args,
+)
 
 
 def parse(*args: str) -> FacadeConfig:
@@ -33,6 +40,11 @@ def test_flags_reach_the_config() -> None:
         served_model_names=("a", "b"),
         shutdown_timeout_seconds=1.5,
     )
+
+
+def test_every_tool_format_can_be_chosen() -> None:
+    assert (AUTO_PARSER, *TOOL_FORMATS) == TOOL_CALL_PARSERS
+    assert parse("--tool-call-parser", "mistral").tool_call_parser == "mistral"
 
 
 def test_the_key_comes_from_the_environment_and_is_never_shown(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clients.testing import FakeEngine
+from clients.text.tool_parsers import TOOL_FORMATS
 from clients.types import SamplingParams, StructuredOutput
 from http_facade.decode import CHAT, COMPLETIONS, decode_request
 from http_facade.errors import ApiError
@@ -20,7 +21,7 @@ MODEL = dataclasses.replace(FakeEngine().model_info, vocab_size=1000, max_sample
 def chat(**fields: Any) -> GenerationPlan:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
     request = decode_request(body, CHAT, strict=False).request
-    return plan_chat(request, MODEL, max_stop_strings=4)
+    return plan_chat(request, MODEL, tool_format=TOOL_FORMATS["hermes"], max_stop_strings=4)
 
 
 def completion(**fields: Any) -> GenerationPlan:
@@ -153,7 +154,8 @@ def test_stop_strings() -> None:
 
 def test_response_formats() -> None:
     def given(response_format: dict[str, Any]) -> StructuredOutput | None:
-        return chat(response_format=response_format).structured_output
+        constraint = chat(response_format=response_format).constraint
+        return constraint.output if constraint else None
 
     assert given({"type": "text"}) is None
     assert given({"type": "json_object"}) == StructuredOutput(json_object=True)

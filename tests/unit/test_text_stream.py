@@ -82,6 +82,17 @@ def test_special_tokens_are_hidden_or_shown_with_nothing_between(
     assert shown.num_tokens == 4
 
 
+def test_a_special_token_that_means_something_can_be_shown(tokenizer: Tokenizer, eos: int) -> None:
+    marker = tokenizer.token_id("<reponame>")
+    assert marker is not None and tokenizer.is_special(marker)
+    stream = TextStream(tokenizer, shown_token_ids=[marker], want_logprobs=True)
+    deltas = one_by_one(stream, [eos, marker, *tokenizer.encode("Hello"), eos])
+    assert text_of(deltas) == "<reponame>Hello"
+    hidden = [entry.hidden for delta in deltas for entry in delta.logprobs]
+    assert hidden == [True, False, False, True]
+    assert tokenizer.token_id("no such token") is None
+
+
 def test_the_end_token_adds_no_text_even_if_it_is_a_word(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hello world")
     stream = TextStream(tokenizer, hidden_token_ids=[ids[-1]], want_logprobs=True)
