@@ -95,7 +95,7 @@ def test_w4_answers_by_the_schema_over_the_chat_template(
     """With the embedded model: a random one never comes to the end of a string."""
     path = tmp_path / "figures.json"
     where = f"--url={served.http}" if protocol == "http" else f"--grpc={served.grpc}"
-    arguments = ["--workload=w4", "--concurrency=3", "--requests=3", "--max-tokens=80"]
+    arguments = ["--workload=w4", "--concurrency=3", "--requests=6", "--max-tokens=200"]
     answer = bench(where, *arguments, "--seed=3", "--warmup=0", f"--json={path}")
     assert answer.returncode == 0
     (report,) = figures(path)["reports"]
