@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from engine_service.config import ServiceConfig
+from engine_service.cpu_policy import wake_without_preempting
 from engine_service.flags import build_parser, flags_as_json, to_config
 from engine_service.logs import configure_logging
 
@@ -23,6 +24,8 @@ def main() -> int:
     from engine_service.model_store import model_name, resolve_model
 
     configure_logging(arguments.log_level)
+    if not arguments.core_in_process:
+        wake_without_preempting()
     try:
         model_dir = resolve_model(arguments.model)
     except ModelError as error:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from engine_service.config import CoreConfig
+from engine_service.cpu_policy import compute_as_usual
 from engine_service.logs import configure_logging
 from engine_service.messages import Ready, StartFailed
 from engine_service.model_error import ModelError
@@ -124,6 +125,7 @@ def main() -> int:
 
     gc.disable()
     _die_with_parent()
+    compute_as_usual()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging(arguments.log_level)

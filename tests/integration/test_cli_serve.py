@@ -22,6 +22,10 @@ from tests.conftest import MakeTinyModel
 ANY_PORTS = ("--port=0", "--grpc-port=0", "--engine-metrics-port=0")
 
 
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 class Serve:
     def __init__(self, log: Path, *arguments: str) -> None:
         self.log = log
@@ -72,7 +76,7 @@ class Serve:
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         found = {}
         for pid in map(int, listed.split()):
-            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            command = command_of(pid)
             found[command[command.index("-m") + 1]] = pid
         return found
 
@@ -119,7 +123,12 @@ def test_it_serves_survives_a_dead_engine_and_stops_clean(served: Serve) -> None
     children = served.children()
     assert children.keys() == {"engine_service", "http_facade"}
     sessions = [served.session_of(pid) for pid in children.values()]
-    assert len(sessions[0]) + len(sessions[1]) == 3  # the core is the engine's own child
+    pids = [pid for session in sessions for pid in session]
+    cores = [pid for pid in pids if "engine_service.core_process" in command_of(pid)]
+    assert len(cores) == 1  # the engine's own child
+    policies = {pid: os.sched_getscheduler(pid) for pid in (*children.values(), *cores)}
+    assert [pid for pid, policy in policies.items() if policy == os.SCHED_OTHER] == cores
+    assert {policies[pid] for pid in children.values()} == {os.SCHED_BATCH}
 
     os.kill(children["engine_service"], signal.SIGKILL)
     until("not ready", 10, lambda: not served.is_ready())
