@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from engine_service.errors import InvalidRequest
-from engine_service.schema_cost import SchemaCost
+from engine_service.regex_cost import check_cost
 
 
 def check_regex(pattern: str, *, field: str, place: str = "$") -> None:
@@ -16,7 +16,7 @@ def check_regex(pattern: str, *, field: str, place: str = "$") -> None:
     """
     try:
         re.compile(pattern)
-        SchemaCost().add_pattern(place, pattern)
+        check_cost(place, pattern)
     except InvalidRequest as error:
         raise InvalidRequest(error.message.removeprefix("$: "), field=field) from error
     except (re.error, RecursionError, OverflowError) as error:

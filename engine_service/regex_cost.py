@@ -22,13 +22,13 @@ _VARYING: Final = 12.0
 _CLASS_ESCAPES: Final = "wWdDsS"
 
 
-class SchemaCost:
-    """Refuses what is too much."""
+def check_cost(place: str, pattern: str) -> None:
+    """Raises InvalidRequest for what is too much, and for anchors inside: they are ignored.
 
-    def add_pattern(self, place: str, pattern: str) -> None:
-        """`pattern` is a regular expression. Refuses anchors inside of it: they are ignored."""
-        if _PatternScan(place, pattern).units() > MAX_UNITS:
-            raise refused(place, "takes too long to compile")
+    `pattern`: one that Python's `re` has taken.
+    """
+    if _PatternScan(place, pattern).units() > MAX_UNITS:
+        raise refused(place, "takes too long to compile")
 
 
 @dataclass(frozen=True, slots=True)
