@@ -70,10 +70,16 @@ class PrefillPace:
             taken = step_time.seconds(*_tokens_and_reads(streams))
             room.seconds_left = self._target_seconds - taken
 
+    def prefill_ns(self, num_computed_tokens: int, num_missing_tokens: int) -> int:
+        """What the rest of a prompt adds to steps made anyway; 0 if too little is known."""
+        if self._model.step_time is None:
+            return 0
+        reads = num_reads(num_computed_tokens, num_missing_tokens)
+        return round(self._model.step_time.added_seconds(num_missing_tokens, reads) * 1e9)
+
     def observe(self, shares: Sequence[ScheduledRequest], seconds: float) -> None:
-        """Learns from a step, if there is a target to keep."""
-        if self._target_seconds is not None:
-            self._model.observe(*_tokens_and_reads(shares), seconds)
+        """Learns from a step."""
+        self._model.observe(*_tokens_and_reads(shares), seconds)
 
 
 def _tokens_and_reads(shares: Sequence[ScheduledRequest]) -> tuple[int, int]:

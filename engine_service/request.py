@@ -75,7 +75,9 @@ class Request:
     shared_lists: InitVar[TokenLists | None] = None  # of the request's other samples
 
     key: RequestKey = field(init=False)
-    rank: tuple[int, int] = (0, 0)  # (arrival and priority, order of adding): lowest is first
+    # (nanoseconds, order of adding); the lowest is first
+    rank: tuple[int, int] = (0, 0)  # among the running: arrival and priority
+    place: tuple[int, int] = (0, 0)  # among those of its tenant that wait: its length, too
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(init=False)  # prompt, then output

@@ -21,7 +21,7 @@ from engine_service.fair_share import FairShare
 from engine_service.kv_cache_manager import KVCacheManager
 from engine_service.prefixes_in_flight import PrefixesInFlight
 from engine_service.request import Request, RequestKey, RequestStatus
-from engine_service.waiting_queue import WaitingQueue, rank_of, remove_ranked
+from engine_service.waiting_queue import PATIENCE, WaitingQueue, rank_of, remove_sorted
 
 _QUEUED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -57,13 +57,16 @@ class RequestQueues:
 
     # ------------------------------------------------------------ moves
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, prefill_ns: int = 0) -> None:
+        """`prefill_ns`: what its prompt takes alone, as far as that is known."""
         samples = self._requests.setdefault(request.request_id, {})
         if request.index in samples:
             raise RequestIdInUse(f"request id {request.request_id} is in use", field="request_id")
         samples[request.index] = request
         self._num_added += 1
-        request.rank = (self.waiting.due_ns(request), self._num_added)
+        due_ns = self.waiting.due_ns(request)
+        request.rank = (due_ns, self._num_added)
+        request.place = (due_ns + PATIENCE * prefill_ns, self._num_added)
         self.fair_share.joined(request)
         self.deadlines.add(request)
         if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
@@ -133,7 +136,7 @@ class RequestQueues:
         return num_blocks
 
     def _stop(self, request: Request) -> None:
-        remove_ranked(self.running, request)
+        remove_sorted(self.running, request, rank_of)
         self._kv.free(request)
         self.fair_share.stopped(request)
         self._requeue(self.in_flight.leave(request))

@@ -6,8 +6,8 @@ then on it grows by one block per `block_size` generated tokens.
 
 **Order.** Running requests have a rank (`waiting_queue`): priority, against time waited. Who is
 admitted next is decided between tenants by what each has had (`fair_share`), within a tenant by
-rank. A request whose next prefix block another one is computing waits for it aside, in nobody's
-way (`prefixes_in_flight`).
+place: rank, and how long its prompt takes. A request whose next prefix block another one is
+computing waits for it aside, in nobody's way (`prefixes_in_flight`).
 
 **Preemption.** When blocks run out, a running request takes those of the lowest rank: that one
 waits again and later recomputes its tokens, mostly through the prefix cache. The lowest itself
@@ -92,7 +92,9 @@ class Scheduler:
                 f"more in a context of {self._kv.capacity_tokens}",
                 field="prompt",
             )
-        self._queues.add(request)
+        num_cached = self._kv.get_computed_blocks(request).num_tokens
+        prefill_ns = self._pace.prefill_ns(num_cached, request.num_tokens - num_cached)
+        self._queues.add(request, prefill_ns)
 
     def grammar_ready(self, key: RequestKey, now_ns: int) -> None:
         """Its grammar is compiled; a request that is gone meanwhile is no error."""
@@ -209,7 +211,7 @@ class Scheduler:
                 step.room.token_budget -= num_tokens
                 self._give(request, num_tokens, step)
         turn = self._queues.fair_share.turn
-        return sorted(unfinished_prefills, key=lambda request: (request.priority, turn(request)))
+        return sorted(unfinished_prefills, key=lambda r: (r.priority, turn(r), r.place))
 
     def _give_chunk(self, request: Request, step: _Step) -> None:
         num_computed = request.num_computed_tokens
@@ -227,9 +229,10 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _admit_waiting(self, step: _Step, ahead_of: Request | None = None) -> None:
-        """In turn, up to the first that does not fit: nobody is overtaken for being long.
+        """In turn, up to the first that does not fit: nobody takes what that one waits for.
 
-        `ahead_of` half of a prompt go those whose tenant has had less, and who are as urgent.
+        `ahead_of` half of a prompt go those who are as urgent and whose tenant has had less, or
+        whose place is before it.
         """
         queues = self._queues
         while step.room.token_budget > 0 and len(queues.running) < self._max_num_running:
@@ -250,7 +253,9 @@ class Scheduler:
 
     def _is_ahead(self, waiting: Request, running: Request) -> bool:
         turn = self._queues.fair_share.turn
-        return waiting.priority <= running.priority and turn(waiting) < turn(running)
+        return waiting.priority <= running.priority and (
+            (turn(waiting), waiting.place) < (turn(running), running.place)
+        )
 
     def _start(self, request: Request, num_cached_tokens: int, now_ns: int) -> None:
         if request.status is RequestStatus.WAITING:  # not PREEMPTED: it comes for the first time

@@ -25,7 +25,7 @@ def order_of_service(requests: list[Request], now_ns: int, aging_ns: int = 30 * 
     fair_share = FairShare({})
     queue = WaitingQueue(fair_share, aging_ns)
     for i, request in enumerate(requests):
-        request.rank = (queue.due_ns(request), i)
+        request.rank = request.place = (queue.due_ns(request), i)
         fair_share.joined(request)
         queue.add(request)
     order = []
@@ -57,7 +57,7 @@ def test_priority_counts_between_tenants_until_the_other_has_waited_its_time() -
         light = make_request("l", priority=1, tenant="light", arrival_ns=0)
         urgent = make_request("u", tenant="heavy", arrival_ns=now_seconds * SECOND)
         for i, request in enumerate([light, urgent]):
-            request.rank = (queue.due_ns(request), i)
+            request.rank = request.place = (queue.due_ns(request), i)
             fair_share.joined(request)
             queue.add(request)
         fair_share.charge(urgent, 1000)  # the urgent one's tenant has had more
