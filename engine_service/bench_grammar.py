@@ -42,6 +42,7 @@ STORM_STREAMS: Final = 4
 _ROUNDS: Final = 3  # plain and constrained in turns: a machine's hours differ
 _NUM_STEPS: Final = 48
 _PROMPT_TOKENS: Final = 32
+_STORM_STEPS: Final = 500
 
 
 def person_schema(number: int) -> StructuredOutput:
@@ -211,21 +212,23 @@ def measure_compile(bench: Bench) -> Figures:
 
 
 def measure_storm(bench: Bench) -> Figures:
-    """The streams' requests are the same with and without the storm, which goes on at the end."""
+    """The streams are the same with and without the storm, and so is the number of their steps."""
     figures: Figures = {}
+    bench.add(person_schema(0), 1)  # whatever the first grammar waits for is there
     for name, num_schemas in (("calm", 0), ("storm", STORM_SCHEMAS)):
         bench.run()
         for number in range(STORM_STREAMS):
-            bench.add(None, 600, number)
+            bench.add(None, _STORM_STEPS + 100, number)
         while bench.stats.num_running < STORM_STREAMS:
             bench.step_ms()
         for number in range(num_schemas):
             bench.add(person_schema(1_000 + number), 1)
-        gaps = [bench.step_ms() for _ in range(400)]
+        gaps = [bench.step_ms() for _ in range(_STORM_STEPS)]
         figures[f"{name}_p50_ms"] = statistics.median(gaps)
         figures[f"{name}_p99_ms"] = _percentile(gaps, 99)
-    figures["still_compiling"] = bench.stats.num_waiting
     figures["p99_ratio"] = figures["storm_p99_ms"] / figures["calm_p99_ms"]
+    figures["seconds"] = sum(gaps) / 1000
+    figures["compiled"] = STORM_SCHEMAS - bench.stats.num_waiting
     return figures
 
 
