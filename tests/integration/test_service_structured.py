@@ -85,6 +85,23 @@ async def test_each_kind_of_constraint(
         assert re.fullmatch(pattern, tokenizer.decode(answer.tokens(index)))
 
 
+async def test_what_cant_be_enforced_is_refused_or_dropped_and_named(
+    engine_client: Client, model_dir: Path
+) -> None:
+    schema = json.dumps({"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "misspelt": 1})
+    refused = await engine_client.generate(constrained(pb.StructuredOutput(json_schema=schema)))
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.fields == ["structured_output.json_schema"]
+    relaxed = pb.StructuredOutput(json_schema=schema, relax_unenforced=True)
+    answer = await engine_client.generate(constrained(relaxed, max_tokens=200))
+    assert answer.code is grpc.StatusCode.OK
+    assert list(answer.events[0].accepted.relaxed) == ["$.misspelt"]
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    for index in range(3):
+        if answer.finished(index).reason == pb.FINISH_REASON_STOP:
+            assert set(json.loads(tokenizer.decode(answer.tokens(index)))) <= {1, 2}
+
+
 HOSTILE = [
     pb.StructuredOutput(json_schema='{"items":' * 5000 + "{}" + "}" * 5000),
     pb.StructuredOutput(json_schema='{"$ref": "#"}'),
