@@ -28,8 +28,23 @@ _SOURCE_DIR = Path(__file__).parent / "csrc"
 _LIBRARY_NAME = "libfirsttoken.so"
 # No contraction: a * b + c must not be rounded once in one kernel and twice in another.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=default", "-Wall")
-# The portable form passes vectors by value only where they are inlined.
-_FORM_FLAGS = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "portable": ("-Wno-psabi",)}
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+_FORM_FLAGS = {
+    # GCC 12 warns of its own header's deliberately undefined registers.
+    "avx512": (
+        *_AVX2_FLAGS,
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+        "-Wno-maybe-uninitialized",
+    ),
+    "avx2": _AVX2_FLAGS,
+    # It passes vectors by value only where they are inlined.
+    "portable": ("-Wno-psabi",),
+}
+# What a processor must have, as Linux names it.
+_FORM_FEATURES = {
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
 
 
 class KernelBuildError(Exception):
@@ -37,16 +52,26 @@ class KernelBuildError(Exception):
 
 
 @cache
+def machine_forms() -> tuple[str, ...]:
+    """The forms that this machine runs, the fastest first: `avx512`, `avx2`, `portable`."""
+    features = _processor_features()
+    vector_forms = [form for form, needed in _FORM_FEATURES.items() if needed <= features]
+    return (*vector_forms, "portable")
+
+
 def machine_form() -> str:
-    """The fastest form that this machine runs: `avx2` or `portable`."""
+    return machine_forms()[0]
+
+
+def _processor_features() -> set[str]:
     if platform.machine() not in ("x86_64", "AMD64"):
-        return "portable"
+        return set()
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return "portable"
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
-    return "avx2" if {"avx2", "fma", "f16c"} <= set(flags) else "portable"
+        return set()
+    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    return set(flags.split())
 
 
 def build_library(form: str) -> Path:

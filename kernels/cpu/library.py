@@ -16,7 +16,7 @@ INT = ctypes.c_int64
 FLOAT = ctypes.c_float
 POINTER = ctypes.c_void_p
 
-# For tests and measurements: `portable` on a machine that could do better.
+# For tests and measurements: another form than the fastest, of `build.machine_forms`.
 FORM_VARIABLE = "FIRSTTOKEN_KERNEL_FORM"
 
 
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL:
 
 
 def kernel_form() -> str:
-    """`avx2` or `portable`. Libraries of both may be loaded; each has threads of its own."""
+    """The machine's fastest, or what was asked for. Several may be loaded; each has its threads."""
     return os.environ.get(FORM_VARIABLE) or machine_form()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.activation import silu_mul
 from kernels.cpu.block_copy import copy_blocks
-from kernels.cpu.build import machine_form
+from kernels.cpu.build import machine_forms
 from kernels.cpu.library import FORM_VARIABLE, set_num_threads
 from kernels.cpu.norm import add_rms_norm, rms_norm
 from kernels.cpu.rotary import rotary_cache_write
@@ -25,7 +25,7 @@ from tests.kernels.paged_requests import Heads, PagedRequests, Projections
 SIZES = (1, 7, 8, 9, 31, 32, 33, 64, 576)
 
 
-@pytest.fixture(params=sorted({"portable", machine_form()}), autouse=True)
+@pytest.fixture(params=machine_forms(), autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     form: str = request.param
     monkeypatch.setenv(FORM_VARIABLE, form)

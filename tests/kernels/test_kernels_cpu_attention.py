@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.cpu.attention import paged_attention
-from kernels.cpu.build import machine_form
+from kernels.cpu.build import machine_forms
 from kernels.cpu.library import FORM_VARIABLE, set_num_threads
 from kernels.reference.attention import paged_attention as reference_attention
 from tests.kernels.paged_requests import Heads, PagedRequests, Projections, Share
@@ -33,7 +33,7 @@ SHARES: tuple[Share, ...] = (
 CONTEXTS = (1, 17, 40, 300, 700)
 
 
-@pytest.fixture(params=sorted({"portable", machine_form()}), autouse=True)
+@pytest.fixture(params=machine_forms(), autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     form: str = request.param
     monkeypatch.setenv(FORM_VARIABLE, form)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from kernels.cpu.build import machine_form
+from kernels.cpu.build import machine_forms
 from kernels.cpu.library import FORM_VARIABLE, set_num_threads
 from kernels.cpu.linear import (
     ALIGNMENT,
@@ -41,7 +41,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=sorted({"portable", machine_form()}), autouse=True)
+@pytest.fixture(params=machine_forms(), autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     form: str = request.param
     monkeypatch.setenv(FORM_VARIABLE, form)
@@ -151,6 +151,18 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(
             start = 300 - num_rows  # every row is at another place each time
             got_TO = linear(x_TI[start:], matrix, bias_O)
             assert torch.equal(got_TO, alone_TO[start:]), (num_threads, num_rows)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_avx512_has_the_bits_of_avx2(
+    form: str, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form != "avx512":
+        pytest.skip("compares the two")
+    weight_OI, x_TI = torch.randn(50, 600), _with_outliers(torch.randn(37, 600))
+    got_TO = linear(x_TI, pack_matrix(weight_OI, quantization), None)
+    monkeypatch.setenv(FORM_VARIABLE, "avx2")
+    assert torch.equal(got_TO, linear(x_TI, pack_matrix(weight_OI, quantization), None))
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

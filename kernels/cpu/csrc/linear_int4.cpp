@@ -9,7 +9,25 @@ struct Int4 {
   static constexpr bool kHasOffsets = true;
   static constexpr bool kHasLowParts = true;
 
-#if defined(__AVX2__)
+#if defined(FIRSTTOKEN_AVX512)
+  // Four inputs at a time, in lanes of 32 bits.
+  template <int kRows>
+  static void multiply(const Block& block, const RowValue* x, __m512i (&dots)[kRows]) {
+    const __m512i low_bits = _mm512_set1_epi8(15);
+    for (int r = 0; r < kRows; ++r) dots[r] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int step = 0; step < kGroupInputs / 8; ++step) {
+      const __m512i both = _mm512_loadu_si512(&block.quants[step]);
+      const __m512i w0 = _mm512_and_si512(both, low_bits);
+      const __m512i w1 = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits);
+      for (int r = 0; r < kRows; ++r) {
+        const RowValue* const eight = x + r * kGroupInputs + step * 8;
+        dots[r] = _mm512_dpbusd_epi32(dots[r], w0, repeat_bytes(eight));
+        dots[r] = _mm512_dpbusd_epi32(dots[r], w1, repeat_bytes(eight + 4));
+      }
+    }
+  }
+#elif defined(__AVX2__)
   // Four inputs at a time, in lanes of 16 bits: a group's eight sums of two products are at most
   // 8 * 2 * 15 * 128 = 30,720.
   template <int kRows>

@@ -9,7 +9,21 @@ struct Int8 {
   static constexpr bool kHasOffsets = false;
   static constexpr bool kHasLowParts = false;
 
-#if defined(__AVX2__)
+#if defined(FIRSTTOKEN_AVX512)
+  // Two inputs at a time, in lanes of 32 bits.
+  template <int kRows>
+  static void multiply(const Block& block, const RowValue* x, __m512i (&dots)[kRows]) {
+    for (int r = 0; r < kRows; ++r) dots[r] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+    for (int step = 0; step < kGroupInputs / 2; ++step) {
+      const __m512i w = _mm512_cvtepi8_epi16(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&block.quants[step])));
+      for (int r = 0; r < kRows; ++r) {
+        dots[r] = _mm512_dpwssd_epi32(dots[r], w, repeat_bytes(x + r * kGroupInputs + step * 2));
+      }
+    }
+  }
+#elif defined(__AVX2__)
   // Two inputs at a time, in lanes of 32 bits.
   template <int kRows>
   static void multiply(const Block& block, const RowValue* x, I8 (&dots)[kRows][kHalves]) {

@@ -6,9 +6,10 @@
 // a time. A format is a struct with
 //
 //     Block, RowValue, kHasOffsets, kHasLowParts
-//     multiply<rows>(block, x, dots)  with AVX2: the sums of integers of some rows
+//     multiply<rows>(block, x, dots)  with AVX2 or AVX-512: the sums of integers of some rows
 //
-// A group's sum is 32 * 127 * 32767 at most: a sixteenth of what 32 bits hold.
+// A group's sum is 32 * 127 * 32767 at most: a sixteenth of what 32 bits hold. What low parts add
+// comes after all groups, in the groups' order.
 #pragma once
 
 #include <cstring>
@@ -16,12 +17,122 @@
 #include "linear_tiles.h"
 #include "simd.h"
 
+// Whether a register holds a tile's 16 outputs, and multiplies bytes.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define FIRSTTOKEN_AVX512 1
+#endif
+
 namespace firsttoken {
 
 constexpr int kHalves = kTileOutputs / kLanes;
-constexpr int kRowsAtOnce = 4;        // 8 sums, and what is multiplied: most of 16 registers
 constexpr int kPrefetchBytes = 2560;  // ahead: what memory delivers in the time that it takes
 constexpr int kLineBytes = 64;
+
+// A group's share of a block of rows.
+template <class RowValue>
+struct GroupRows {
+  const RowValue* values;  // [rows][32]
+  const float* scales;
+  const float* sums;
+};
+
+template <class Format>
+GroupRows<typename Format::RowValue> rows_of_group(const RowBlock& x, int64_t group) {
+  const int64_t first = group * x.num_rows;
+  const auto* values = static_cast<const typename Format::RowValue*>(x.values);
+  return {values + first * kGroupInputs, x.scales + first, x.sums + first};
+}
+
+template <class Block>
+inline void prefetch_after(const Block& block) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(&block);
+  for (size_t at = 0; at < sizeof(Block); at += kLineBytes) {
+    __builtin_prefetch(bytes + kPrefetchBytes + at);
+  }
+}
+
+#if defined(FIRSTTOKEN_AVX512)
+
+constexpr int kRowsAtOnce = 8;  // 16 sums, of integers and floats, of 32 registers
+
+// The float factors of a group's weights.
+template <class Format>
+struct GroupFactors {
+  __m512 scales;
+  __m512 offsets;
+
+  explicit GroupFactors(const typename Format::Block& block) {
+    scales = load_halves(block.scales);
+    if constexpr (Format::kHasOffsets) offsets = load_halves(block.offsets);
+  }
+
+  static __m512 load_halves(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+};
+
+// Four bytes, sixteen times.
+inline __m512i repeat_bytes(const void* from) {
+  int32_t bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return _mm512_set1_epi32(bytes);
+}
+
+// Rows [row, row + kRows) of the block: their outputs stay in registers over all groups.
+template <class Format, int kRows>
+void multiply_rows(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                   int64_t row, float* y_T16) {
+  __m512 y[kRows];
+  for (int r = 0; r < kRows; ++r) y[r] = _mm512_setzero_ps();
+  for (int64_t group = 0; group < num_groups; ++group) {
+    if (row == 0) prefetch_after(blocks[group]);
+    const auto rows = rows_of_group<Format>(x, group);
+    __m512i dots[kRows];
+    Format::template multiply<kRows>(blocks[group], rows.values + row * kGroupInputs, dots);
+    const GroupFactors<Format> factors(blocks[group]);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 scaled = factors.scales * _mm512_cvtepi32_ps(dots[r]);
+      y[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(rows.scales[row + r]), y[r]);
+      if constexpr (Format::kHasOffsets) {
+        y[r] = _mm512_fmadd_ps(factors.offsets, _mm512_set1_ps(rows.sums[row + r]), y[r]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(y_T16 + (row + r) * kTileOutputs, y[r]);
+}
+
+template <class Format>
+void multiply_all_rows(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                       float* y_T16) {
+  int64_t row = 0;
+  for (; row + kRowsAtOnce <= x.num_rows; row += kRowsAtOnce) {
+    multiply_rows<Format, kRowsAtOnce>(blocks, num_groups, x, row, y_T16);
+  }
+  const int64_t left = x.num_rows - row;
+  if (left & 4) multiply_rows<Format, 4>(blocks, num_groups, x, row, y_T16);
+  row += left & 4;
+  if (left & 2) multiply_rows<Format, 2>(blocks, num_groups, x, row, y_T16);
+  row += left & 2;
+  if (left & 1) multiply_rows<Format, 1>(blocks, num_groups, x, row, y_T16);
+}
+
+// The low parts of rows [first, first + kRows) of a group's list.
+template <class Format, int kRows>
+inline void add_low_parts(const typename Format::Block& block, const GroupFactors<Format>& factors,
+                          const LowParts& low, int64_t first, float* y_T16) {
+  __m512i dots[kRows];
+  Format::template multiply<kRows>(block, low.values + first * kGroupInputs, dots);
+  for (int r = 0; r < kRows; ++r) {
+    float* const to = y_T16 + low.rows[first + r] * kTileOutputs;
+    const __m512 scaled = factors.scales * _mm512_cvtepi32_ps(dots[r]);
+    const __m512 scale = _mm512_set1_ps(low.scales[first + r]);
+    _mm512_storeu_ps(to, _mm512_fmadd_ps(scaled, scale, _mm512_loadu_ps(to)));
+  }
+}
+
+#else
+
+constexpr int kRowsAtOnce = 4;  // 8 sums, and what is multiplied: most of 16 registers
 
 #if defined(__AVX2__)
 
@@ -68,14 +179,6 @@ inline void multiply_group(const typename Format::Block& block, const typename F
 }
 
 #endif
-
-// A group's share of a block of rows.
-template <class RowValue>
-struct GroupRows {
-  const RowValue* values;  // [rows][32]
-  const float* scales;
-  const float* sums;
-};
 
 // The float factors of a group's weights.
 template <class Format>
@@ -125,20 +228,14 @@ inline void add_low_parts(const typename Format::Block& block, const GroupFactor
 }
 
 template <class Format>
-void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
-                    float* y_T16) {
-  using RowValue = typename Format::RowValue;
+void multiply_all_rows(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                       float* y_T16) {
   std::memset(y_T16, 0, sizeof(float) * static_cast<size_t>(x.num_rows * kTileOutputs));
   for (int64_t group = 0; group < num_groups; ++group) {
     const typename Format::Block& block = blocks[group];
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(&block);
-    for (size_t at = 0; at < sizeof(typename Format::Block); at += kLineBytes) {
-      __builtin_prefetch(bytes + kPrefetchBytes + at);
-    }
+    prefetch_after(block);
     const GroupFactors<Format> factors(block);
-    const int64_t first = group * x.num_rows;
-    const GroupRows<RowValue> rows{static_cast<const RowValue*>(x.values) + first * kGroupInputs,
-                         x.scales + first, x.sums + first};
+    const auto rows = rows_of_group<Format>(x, group);
     int64_t row = 0;
     for (; row + kRowsAtOnce <= x.num_rows; row += kRowsAtOnce) {
       add_group<Format, kRowsAtOnce>(block, factors, rows, row, y_T16);
@@ -154,15 +251,31 @@ void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, co
         add_group<Format, 1>(block, factors, rows, row, y_T16);
         break;
     }
-    if constexpr (Format::kHasLowParts) {
-      int64_t low = first;
-      const int64_t end = first + x.low.counts[group];
-      for (; low + kRowsAtOnce <= end; low += kRowsAtOnce) {
-        add_low_parts<Format, kRowsAtOnce>(block, factors, x.low, low, y_T16);
-      }
-      for (; low < end; ++low) add_low_parts<Format, 1>(block, factors, x.low, low, y_T16);
-    }
   }
+}
+
+#endif
+
+template <class Format>
+void add_all_low_parts(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                       float* y_T16) {
+  for (int64_t group = 0; group < num_groups; ++group) {
+    int64_t low = group * x.num_rows;
+    const int64_t end = low + x.low.counts[group];
+    if (low == end) continue;
+    const GroupFactors<Format> factors(blocks[group]);
+    for (; low + kRowsAtOnce <= end; low += kRowsAtOnce) {
+      add_low_parts<Format, kRowsAtOnce>(blocks[group], factors, x.low, low, y_T16);
+    }
+    for (; low < end; ++low) add_low_parts<Format, 1>(blocks[group], factors, x.low, low, y_T16);
+  }
+}
+
+template <class Format>
+void quantized_tile(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                    float* y_T16) {
+  multiply_all_rows<Format>(blocks, num_groups, x, y_T16);
+  if constexpr (Format::kHasLowParts) add_all_low_parts<Format>(blocks, num_groups, x, y_T16);
 }
 
 }  // namespace firsttoken

@@ -1,4 +1,5 @@
-// Eight floats at a time: AVX2 where the compiler was told to use it, plain vectors elsewhere.
+// Eight floats at a time: AVX2 where the compiler was told to use it, plain vectors elsewhere. With
+// AVX-512 as well: with as many lanes a row has the same bits in both.
 //
 // Every reduction over lanes has one fixed tree, and nothing is contracted or reassociated by the
 // compiler, so that a row's result follows from the row alone.
