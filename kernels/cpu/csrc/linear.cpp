@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "linear_layout.h"
 #include "linear_tiles.h"
@@ -9,6 +10,8 @@
 
 namespace firsttoken {
 namespace {
+
+constexpr std::integral_constant<int, kLanes> kAllLanes;
 
 void multiply_tile(const PackedMatrix& matrix, int64_t tile, const RowBlock& x, float* y_T16) {
   const int64_t num_groups = ceil_div(matrix.num_inputs, kGroupInputs);
@@ -29,8 +32,9 @@ void multiply_tile(const PackedMatrix& matrix, int64_t tile, const RowBlock& x, 
   }
 }
 
-// Eight outputs of a row, or the last `count` of them.
-void store_outputs(F8 value, const float* bias, float* y, int count, bool add) {
+// Eight outputs of a row, or the last `count` of them; a constant where there are eight.
+template <class Count>
+void store_outputs(F8 value, const float* bias, float* y, Count count, bool add) {
   if (bias != nullptr) value += load_some(bias, count);
   if (add) value += load_some(y, count);
   store_some(y, value, count);
@@ -53,10 +57,13 @@ void linear(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
     for (int64_t row = 0; row < rows.num_rows; ++row) {
       float* to = y + (x.first_row(block) + row) * y_stride + first;
       const float* from = y_T16 + row * kTileOutputs;
-      store_outputs(load(from), bias, to, std::min(count, kLanes), add);
-      if (count > kLanes) {
-        store_outputs(load(from + kLanes), bias == nullptr ? nullptr : bias + kLanes, to + kLanes,
-                      count - kLanes, add);
+      for (int at = 0; at < count; at += kLanes) {
+        const float* const bias_8 = bias == nullptr ? nullptr : bias + at;
+        if (at + kLanes <= count) {
+          store_outputs(load(from + at), bias_8, to + at, kAllLanes, add);
+        } else {
+          store_outputs(load(from + at), bias_8, to + at, count - at, add);
+        }
       }
     }
   });

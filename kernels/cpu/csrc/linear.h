@@ -57,6 +57,10 @@ class PreparedRows {
   RowBlock block(int64_t block) const;
 
  private:
+  template <class RowValue>
+  void quantize_row(int64_t row, const float* x_I, float wide_amax);
+  int64_t take_low_part(int64_t block, int64_t group, int64_t row_in_block, float scale);
+
   Format format_ = Format::kFloat32;
   int64_t num_rows_ = 0;
   int64_t num_inputs_ = 0;

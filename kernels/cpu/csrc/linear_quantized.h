@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "linear_tiles.h"
 #include "simd.h"
@@ -41,6 +42,16 @@ GroupRows<typename Format::RowValue> rows_of_group(const RowBlock& x, int64_t gr
   const int64_t first = group * x.num_rows;
   const auto* values = static_cast<const typename Format::RowValue*>(x.values);
   return {values + first * kGroupInputs, x.scales + first, x.sums + first};
+}
+
+// [begin, end) as runs of `kMost` rows, and of smaller powers of two in the end: `work` gets a run's
+// first row, and their number as a constant.
+template <int kMost, class Work>
+inline void for_each_run_of(int64_t begin, int64_t end, const Work& work) {
+  for (; begin + kMost <= end; begin += kMost) {
+    work(begin, std::integral_constant<int, kMost>{});
+  }
+  if constexpr (kMost > 1) for_each_run_of<kMost / 2>(begin, end, work);
 }
 
 template <class Block>
@@ -104,16 +115,9 @@ void multiply_rows(const typename Format::Block* blocks, int64_t num_groups, con
 template <class Format>
 void multiply_all_rows(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
                        float* y_T16) {
-  int64_t row = 0;
-  for (; row + kRowsAtOnce <= x.num_rows; row += kRowsAtOnce) {
-    multiply_rows<Format, kRowsAtOnce>(blocks, num_groups, x, row, y_T16);
-  }
-  const int64_t left = x.num_rows - row;
-  if (left & 4) multiply_rows<Format, 4>(blocks, num_groups, x, row, y_T16);
-  row += left & 4;
-  if (left & 2) multiply_rows<Format, 2>(blocks, num_groups, x, row, y_T16);
-  row += left & 2;
-  if (left & 1) multiply_rows<Format, 1>(blocks, num_groups, x, row, y_T16);
+  for_each_run_of<kRowsAtOnce>(0, x.num_rows, [&](int64_t row, auto count) {
+    multiply_rows<Format, count>(blocks, num_groups, x, row, y_T16);
+  });
 }
 
 // The low parts of rows [first, first + kRows) of a group's list.
@@ -236,21 +240,9 @@ void multiply_all_rows(const typename Format::Block* blocks, int64_t num_groups,
     prefetch_after(block);
     const GroupFactors<Format> factors(block);
     const auto rows = rows_of_group<Format>(x, group);
-    int64_t row = 0;
-    for (; row + kRowsAtOnce <= x.num_rows; row += kRowsAtOnce) {
-      add_group<Format, kRowsAtOnce>(block, factors, rows, row, y_T16);
-    }
-    switch (x.num_rows - row) {
-      case 3:
-        add_group<Format, 3>(block, factors, rows, row, y_T16);
-        break;
-      case 2:
-        add_group<Format, 2>(block, factors, rows, row, y_T16);
-        break;
-      case 1:
-        add_group<Format, 1>(block, factors, rows, row, y_T16);
-        break;
-    }
+    for_each_run_of<kRowsAtOnce>(0, x.num_rows, [&](int64_t row, auto count) {
+      add_group<Format, count>(block, factors, rows, row, y_T16);
+    });
   }
 }
 
@@ -260,14 +252,12 @@ template <class Format>
 void add_all_low_parts(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
                        float* y_T16) {
   for (int64_t group = 0; group < num_groups; ++group) {
-    int64_t low = group * x.num_rows;
-    const int64_t end = low + x.low.counts[group];
-    if (low == end) continue;
+    const int64_t count = x.low.counts[group], first = group * x.num_rows;
+    if (count == 0) continue;
     const GroupFactors<Format> factors(blocks[group]);
-    for (; low + kRowsAtOnce <= end; low += kRowsAtOnce) {
-      add_low_parts<Format, kRowsAtOnce>(blocks[group], factors, x.low, low, y_T16);
-    }
-    for (; low < end; ++low) add_low_parts<Format, 1>(blocks[group], factors, x.low, low, y_T16);
+    for_each_run_of<kRowsAtOnce>(first, first + count, [&](int64_t low, auto few) {
+      add_low_parts<Format, few>(blocks[group], factors, x.low, low, y_T16);
+    });
   }
 }
 

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "linear.h"
 #include "linear_layout.h"
@@ -35,11 +36,6 @@ struct Group {
   F8 values[kVectors];
 };
 
-struct GroupScale {
-  float scale;
-  float sum;
-};
-
 Group load_group(const float* x, int64_t count) {
   Group group;
   for (int v = 0; v < kVectors; ++v) {
@@ -51,24 +47,42 @@ Group load_group(const float* x, int64_t count) {
   return group;
 }
 
-float as_float(int32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+F8 as_floats(I8 bits) {
+  F8 values;
+  std::memcpy(&values, &bits, sizeof values);
+  return values;
 }
 
-// The largest magnitude. As an integer, because there a NaN is larger than all else.
-int32_t amax_bits(const Group& group) {
+// All lanes of vector i, combined, in lane i. The order is a tree's: for what is exact in any order.
+template <class Combine>
+I8 combine_lanes(const I8 (&vectors)[kLanes], Combine combine) {
+  I8 pairs[4], fours[2];
+  for (int i = 0; i < 4; ++i) {
+    const I8 a = vectors[2 * i], b = vectors[2 * i + 1];
+    pairs[i] = combine(__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14),
+                       __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const I8 a = pairs[2 * i], b = pairs[2 * i + 1];
+    fours[i] = combine(__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13),
+                       __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15));
+  }
+  return combine(__builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11),
+                 __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15));
+}
+
+I8 larger(I8 a, I8 b) { return a > b ? a : b; }
+
+// The largest magnitude of each lane. As integers, because there a NaN is larger than all else.
+I8 magnitude_bits(const Group& group) {
   I8 largest{};
   for (const F8& values : group.values) {
     const F8 magnitudes = abs(values);
     I8 bits;
     std::memcpy(&bits, &magnitudes, sizeof bits);
-    largest = bits > largest ? bits : largest;
+    largest = larger(bits, largest);
   }
-  int32_t result = largest[0];
-  for (int lane = 1; lane < kLanes; ++lane) result = std::max(result, largest[lane]);
-  return result;
+  return largest;
 }
 
 void store_quants(const I8 (&quants)[kVectors], int16_t* to) {
@@ -99,19 +113,9 @@ void store_quants(const I8 (&quants)[kVectors], int8_t* to) {
 #endif
 }
 
-// A group that holds what is not finite makes all products with its row NaN, and no other row's.
+// Returns the sums of the lanes.
 template <class RowValue>
-GroupScale quantize(const Group& group, RowValue* values) {
-  constexpr float kLargest = kLargestRowValue<RowValue>;
-  const int32_t bits = amax_bits(group);
-  const float amax = as_float(bits);
-  const bool finite = bits < kInfinityBits;
-  if (!finite || amax < kSmallestAmax) {
-    std::memset(values, 0, kGroupInputs * sizeof(RowValue));
-    const float nothing = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-    return {nothing, nothing};
-  }
-  const float to_quants = kLargest / amax;
+I8 quantize(const Group& group, float to_quants, RowValue* values) {
   I8 quants[kVectors];
   I8 sums{};
   for (int v = 0; v < kVectors; ++v) {
@@ -119,15 +123,11 @@ GroupScale quantize(const Group& group, RowValue* values) {
     sums += quants[v];
   }
   store_quants(quants, values);
-  int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  const float scale = amax / kLargest;
-  return {scale, scale * static_cast<float>(sum)};
+  return sums;
 }
 
-// As `quantize`, in two halves: each number is 256 * high + low.
-GroupScale quantize_wide(const Group& group, float amax, int8_t* high, int8_t* low) {
-  const float to_quants = kLargestWide / amax;
+// In two halves: each number is 256 * high + low.
+I8 quantize_wide(const Group& group, float to_quants, int8_t* high, int8_t* low) {
   I8 highs[kVectors], lows[kVectors];
   I8 sums{};
   for (int v = 0; v < kVectors; ++v) {
@@ -138,24 +138,19 @@ GroupScale quantize_wide(const Group& group, float amax, int8_t* high, int8_t* l
   }
   store_quants(highs, high);
   store_quants(lows, low);
-  int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  const float scale = amax / kLargestWide;
-  return {scale, scale * static_cast<float>(sum)};
-}
-
-// Never for what is not finite, or so small that its scale would not be.
-bool is_wide(float amax, float wide_amax) {
-  return amax > wide_amax && amax >= kSmallestAmax && amax <= std::numeric_limits<float>::max();
+  return sums;
 }
 
 float root_mean_square(const float* x_I, int64_t num_inputs) {
-  F8 squares = broadcast(0.0f);
-  for (int64_t i = 0; i < num_inputs; i += kLanes) {
-    const F8 x = load_some(x_I + i, static_cast<int>(std::min<int64_t>(kLanes, num_inputs - i)));
-    squares = fma(x, x, squares);
+  F8 squares[kVectors] = {};  // a chain of sums each, so that none waits for another
+  for (int64_t input = 0; input < num_inputs; input += kGroupInputs) {
+    const Group group = load_group(x_I + input, num_inputs - input);
+    for (int v = 0; v < kVectors; ++v) {
+      squares[v] = fma(group.values[v], group.values[v], squares[v]);
+    }
   }
-  return std::sqrt(sum(squares) / static_cast<float>(num_inputs));
+  const F8 all = (squares[0] + squares[2]) + (squares[1] + squares[3]);
+  return std::sqrt(sum(all) / static_cast<float>(num_inputs));
 }
 
 int64_t row_bytes(Format format, int64_t num_inputs) {
@@ -216,37 +211,81 @@ RowBlock PreparedRows::block(int64_t block) const {
 }
 
 void PreparedRows::set_row(int64_t row, const float* x_I) {
-  if (format_ == Format::kFloat32) {
-    std::memcpy(values_ + row * row_bytes_, x_I, static_cast<size_t>(row_bytes_));
-    return;
+  switch (format_) {
+    case Format::kFloat32:
+      std::memcpy(values_ + row * row_bytes_, x_I, static_cast<size_t>(row_bytes_));
+      return;
+    case Format::kInt8:
+      quantize_row<Int8RowValue>(row, x_I, std::numeric_limits<float>::infinity());
+      return;
+    case Format::kInt4:
+      quantize_row<Int4RowValue>(row, x_I, kWideAmax * root_mean_square(x_I, num_inputs_));
+      return;
   }
+}
+
+// Groups of numbers larger than `wide_amax` are wide. Eight groups at a time have their largest
+// numbers and their sums taken across lanes. A group of nothing but zeros, or nearly, is zero; one
+// that holds what is not finite makes all products with its row NaN, and no other row's.
+template <class RowValue>
+void PreparedRows::quantize_row(int64_t row, const float* x_I, float wide_amax) {
+  constexpr float kLargest = kLargestRowValue<RowValue>;
   const int64_t block = row / rows_per_block_, first = first_row(block);
   const int64_t height = std::min(rows_per_block_, num_rows_ - first);
-  const bool may_be_wide = format_ == Format::kInt4;
-  const float wide_amax = may_be_wide ? kWideAmax * root_mean_square(x_I, num_inputs_) : 0.0f;
-  for (int64_t group = 0; group < num_groups_; ++group) {
-    const int64_t input = group * kGroupInputs;
-    const int64_t begin = first * num_groups_ + group * height, at = begin + (row - first);
-    const Group numbers = load_group(x_I + input, num_inputs_ - input);
-    GroupScale found;
-    if (!may_be_wide) {
-      found = quantize(numbers, reinterpret_cast<Int8RowValue*>(values_) + at * kGroupInputs);
-    } else if (const float amax = as_float(amax_bits(numbers)); is_wide(amax, wide_amax)) {
-      // Rows are set by several threads: they come into the list in any order.
-      int32_t* const count = low_counts_ + block * num_groups_ + group;
-      const int64_t low = begin + __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
-      found = quantize_wide(numbers, amax,
-                            reinterpret_cast<Int4RowValue*>(values_) + at * kGroupInputs,
-                            low_values_ + low * kGroupInputs);
-      low_rows_[low] = static_cast<int32_t>(row - first);
-      low_scales_[low] = found.scale;
-      found.scale *= 256.0f;
-    } else {
-      found = quantize(numbers, reinterpret_cast<Int4RowValue*>(values_) + at * kGroupInputs);
+  auto* const values = reinterpret_cast<RowValue*>(values_);
+  for (int64_t first_group = 0; first_group < num_groups_; first_group += kLanes) {
+    const int count = static_cast<int>(std::min<int64_t>(kLanes, num_groups_ - first_group));
+    const float* const x = x_I + first_group * kGroupInputs;
+    const int64_t num_left = num_inputs_ - first_group * kGroupInputs;
+    const int64_t at = first * num_groups_ + first_group * height + (row - first);
+    const auto group_of = [&](int i) {
+      return load_group(x + i * kGroupInputs, num_left - i * kGroupInputs);
+    };
+
+    I8 largest[kLanes] = {};
+    for (int i = 0; i < count; ++i) largest[i] = magnitude_bits(group_of(i));
+    const I8 amax_bits = combine_lanes(largest, larger);
+    const F8 amax = as_floats(amax_bits);
+    const I8 is_zero = amax < broadcast(kSmallestAmax);
+    const I8 is_finite = amax_bits < I8{} + kInfinityBits;
+    const I8 is_wide = (amax > broadcast(wide_amax)) & is_finite & ~is_zero;
+    const F8 largest_quant = is_wide ? broadcast(kLargestWide) : broadcast(kLargest);
+    const F8 to_quants = is_finite & ~is_zero ? largest_quant / amax : broadcast(0.0f);
+    const F8 not_finite = broadcast(std::numeric_limits<float>::quiet_NaN());
+    const F8 scales = is_finite ? (is_zero ? broadcast(0.0f) : amax / largest_quant) : not_finite;
+
+    I8 sums[kLanes] = {};
+    for (int i = 0; i < count; ++i) {
+      RowValue* const to = values + (at + i * height) * kGroupInputs;
+      if (!is_finite[i]) {
+        std::memset(to, 0, kGroupInputs * sizeof(RowValue));
+      } else if (!is_wide[i]) {
+        sums[i] = quantize(group_of(i), to_quants[i], to);
+      } else if constexpr (std::is_same_v<RowValue, Int4RowValue>) {
+        const int64_t low = take_low_part(block, first_group + i, row - first, scales[i]);
+        sums[i] = quantize_wide(group_of(i), to_quants[i], to, low_values_ + low * kGroupInputs);
+      }
     }
-    scales_[at] = found.scale;
-    sums_[at] = found.sum;
+    const I8 added = combine_lanes(sums, [](I8 a, I8 b) { return a + b; });
+    const F8 sums_of_values = scales * to_float(added);
+    for (int i = 0; i < count; ++i) {
+      scales_[at + i * height] = is_wide[i] ? scales[i] * 256.0f : scales[i];
+      sums_[at + i * height] = sums_of_values[i];
+    }
   }
+}
+
+// A place in a group's list; several threads set rows, which come into it in any order.
+int64_t PreparedRows::take_low_part(int64_t block, int64_t group, int64_t row_in_block,
+                                    float scale) {
+  const int64_t first = first_row(block);
+  const int64_t height = std::min(rows_per_block_, num_rows_ - first);
+  int32_t* const count = low_counts_ + block * num_groups_ + group;
+  const int64_t low = first * num_groups_ + group * height +
+                      __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+  low_rows_[low] = static_cast<int32_t>(row_in_block);
+  low_scales_[low] = scale;
+  return low;
 }
 
 }  // namespace firsttoken
