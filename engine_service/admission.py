@@ -7,10 +7,16 @@ predicted to leave too late for it:
     predicted wait = samples that wait / drain rate
 
 The drain rate is measured by a clock that runs only while something waits, so an idle hour says
-nothing about how fast a queue drains. The hint of a refusal is the time in which enough samples
-leave, at that rate, for the same request to be let in. With nothing waiting, nobody is refused for
-the wait, so a pessimistic measurement is always corrected by the next request. The prediction is
-for the end of the queue: whom priority or fair share would take sooner may be refused too early.
+nothing about how fast a queue drains. With nothing waiting, nobody is refused, so a pessimistic
+measurement is always corrected by the next request. The prediction is for the end of the queue:
+whom priority or fair share would take sooner may be refused too early.
+
+The hint of a refusal is the time in which enough samples leave for the same request to be let in
+behind those that were told so before (`promised_returns.py`). It is taken from the slower of two
+rates: that of all who leave, and that of those who took the place of one that ended. For at the
+start of a rush many leave at once, for places that were free, and say nothing of what comes next.
+A tenth more and one sample allow for what no rate foretells; and who says that it comes again as
+told is let in up to a quarter beyond the limits, so that a promise is kept if it can be.
 """
 
 from __future__ import annotations
@@ -20,11 +26,14 @@ from collections import deque
 from typing import Final
 
 from engine_service.errors import QueueFull, WaitTooLong
+from engine_service.promised_returns import PromisedReturns, with_margin
 
 _WINDOW_SECONDS: Final = 30.0
 _MIN_RETRY_SECONDS: Final = 0.25
 _MAX_RETRY_SECONDS: Final = 60.0
 _UNKNOWN_RETRY_SECONDS: Final = 1.0  # nothing drained yet
+_UNKNOWN_SECONDS_EACH: Final = 0.25
+_KEPT_PROMISES: Final = 0.25  # of the limits: so much more for those that come as told
 
 
 class DrainRate:
@@ -41,18 +50,18 @@ class DrainRate:
     def queueing(self, is_queueing: bool, now_seconds: float) -> None:
         if is_queueing == (self._running_since is not None):
             return
-        self._elapsed_seconds = self._clock(now_seconds)
+        self._elapsed_seconds = self.elapsed_seconds(now_seconds)
         self._running_since = now_seconds if is_queueing else None
 
     def departed(self, now_seconds: float) -> None:
-        self._departures.append(self._clock(now_seconds))
+        self._departures.append(self.elapsed_seconds(now_seconds))
 
-    def seconds_for(self, num_samples: int, now_seconds: float) -> float | None:
+    def seconds_for(self, num_samples: float, now_seconds: float) -> float | None:
         """Until that many have left; None: nothing was measured yet.
 
         Time without a departure counts: a queue that stands still becomes slower by the second.
         """
-        clock = self._clock(now_seconds)
+        clock = self.elapsed_seconds(now_seconds)
         while self._departures and self._departures[0] <= clock - _WINDOW_SECONDS:
             self._departures.popleft()
         window = min(clock, _WINDOW_SECONDS)
@@ -60,7 +69,8 @@ class DrainRate:
             return num_samples * window / len(self._departures)
         return num_samples * window if clock > _WINDOW_SECONDS else None
 
-    def _clock(self, now_seconds: float) -> float:
+    def elapsed_seconds(self, now_seconds: float) -> float:
+        """Of queueing, ever."""
         since = self._running_since
         return self._elapsed_seconds + (0.0 if since is None else now_seconds - since)
 
@@ -73,6 +83,9 @@ class Admission:
         self._max_tokens = max_queued_tokens
         self._max_wait_seconds = max_wait_seconds
         self._drain_rate = DrainRate()
+        self._turnover = DrainRate()  # of those that took the place of one that ended
+        self._promised = PromisedReturns()
+        self._num_freed_places = 0  # by samples that ended while others waited, not yet taken
         self.num_queued_samples = 0
         self.num_queued_tokens = 0
 
@@ -82,56 +95,125 @@ class Admission:
         tokens_each: int,
         now_seconds: float,
         patience_seconds: float = math.inf,
+        comes_again: bool | None = None,
     ) -> None:
-        """`patience_seconds`: after that the request is of no use to its caller.
+        """`patience_seconds`: after that the request is of no use to its caller. `comes_again`:
+        after a refusal; None: not known, and told from the time.
 
-        Raises QueueFull (or WaitTooLong, one kind of it) and changes nothing when it may not wait.
+        Raises QueueFull (or WaitTooLong, one kind of it), which tells when to come.
         One request alone may exceed the token limit: else it could never be served.
         """
-        self._check_room(num_samples, num_samples * tokens_each, now_seconds)
-        self._check_wait(min(self._max_wait_seconds, patience_seconds), now_seconds)
+        if self.num_queued_samples:
+            self._check_room(num_samples, num_samples * tokens_each, now_seconds, comes_again)
+            max_wait_seconds = min(self._max_wait_seconds, patience_seconds)
+            self._check_wait(num_samples, max_wait_seconds, now_seconds)
+        else:
+            self._promised.clear()  # nobody has to wait for anybody
         self.num_queued_samples += num_samples
         self.num_queued_tokens += num_samples * tokens_each
-        self._drain_rate.queueing(True, now_seconds)
+        self._update_clock(now_seconds)
 
     def leave(self, tokens: int, now_seconds: float, *, scheduled: bool) -> None:
         """One sample no longer waits; `scheduled`: for its first step, not aborted."""
         if scheduled:
             self._drain_rate.departed(now_seconds)
+            if self._num_freed_places:
+                self._num_freed_places -= 1
+                self._turnover.departed(now_seconds)
         self.num_queued_samples -= 1
         self.num_queued_tokens -= tokens
-        self._drain_rate.queueing(self.num_queued_samples > 0, now_seconds)
+        self._update_clock(now_seconds)
+
+    def freed(self) -> None:
+        """One sample that ran has ended, and another may take its place."""
+        if self.num_queued_samples:
+            self._num_freed_places += 1
 
     def reset(self, now_seconds: float) -> None:
         """The core died, and the queue with it."""
         self.num_queued_samples = 0
         self.num_queued_tokens = 0
-        self._drain_rate.queueing(False, now_seconds)
+        self._promised.clear()
+        self._update_clock(now_seconds)
 
-    def _check_room(self, num_samples: int, num_tokens: int, now_seconds: float) -> None:
-        overflow = self.num_queued_samples + num_samples - self._max_samples
-        if overflow <= 0 and self.num_queued_samples:
-            too_many_tokens = self.num_queued_tokens + num_tokens - self._max_tokens
-            tokens_each = self.num_queued_tokens / self.num_queued_samples  # of those that wait
-            overflow = math.ceil(min(too_many_tokens / tokens_each, self.num_queued_samples))
+    # ------------------------------------------------------------ inside
+
+    def _update_clock(self, now_seconds: float) -> None:
+        is_queueing = self.num_queued_samples > 0
+        self._drain_rate.queueing(is_queueing, now_seconds)
+        self._turnover.queueing(is_queueing, now_seconds)
+        if not is_queueing:
+            self._num_freed_places = 0
+
+    def _comes_as_told(self, comes_again: bool | None, now_seconds: float) -> bool:
+        """Whether it is one of those that were told when to come; its promise is used up then."""
+        promised = self._promised
+        promised.forget_late(now_seconds)
+        if comes_again is None:
+            comes_again = promised.is_due(now_seconds)
+        if comes_again and promised.num_samples:
+            promised.keep()
+            return True
+        return False
+
+    def _check_room(
+        self, num_samples: int, num_tokens: int, now_seconds: float, comes_again: bool | None
+    ) -> None:
+        comes_as_told = self._comes_as_told(comes_again, now_seconds)
+        beyond = _KEPT_PROMISES if comes_as_told and comes_again else 0.0
+        overflow = self._overflow(num_samples, num_tokens, beyond)
+        if overflow <= 0 and not comes_as_told and not self._leaves_room(num_samples, now_seconds):
+            overflow = 1
         if overflow > 0:
-            raise QueueFull(
-                f"the queue is full: {self.num_queued_samples} samples with"
-                f" {self.num_queued_tokens} prompt tokens wait",
-                retry_after_seconds=self._hint(self._drain_rate.seconds_for(overflow, now_seconds)),
-            )
+            raise self._queue_full(num_samples, overflow, now_seconds)
 
-    def _check_wait(self, max_wait_seconds: float, now_seconds: float) -> None:
-        if self.num_queued_samples == 0:
-            return  # also for a deadline that has passed: to say so is the core's part
+    def _queue_full(self, num_samples: int, overflow: int, now_seconds: float) -> QueueFull:
+        return QueueFull(
+            f"the queue is full: {self.num_queued_samples} samples with"
+            f" {self.num_queued_tokens} prompt tokens wait, and"
+            f" {self._promised.num_samples} more were told when to come",
+            retry_after_seconds=self._promise(num_samples, overflow, now_seconds),
+        )
+
+    def _overflow(self, num_samples: int, num_tokens: int, beyond: float) -> int:
+        """How many of those that wait must leave first; `beyond`: a share of the limits."""
+        overflow = self.num_queued_samples + num_samples - int(self._max_samples * (1 + beyond))
+        if overflow > 0:
+            return overflow
+        too_many_tokens = self.num_queued_tokens + num_tokens - int(self._max_tokens * (1 + beyond))
+        tokens_each = self.num_queued_tokens / self.num_queued_samples  # of those that wait
+        return math.ceil(min(too_many_tokens / tokens_each, self.num_queued_samples))
+
+    def _leaves_room(self, num_samples: int, now_seconds: float) -> bool:
+        """For those that were told when to come."""
+        seconds_each = self._turnover.seconds_for(1, now_seconds)
+        if seconds_each is None:
+            return True
+        num_waiting = self.num_queued_samples + num_samples
+        return self._promised.would_find_room(
+            num_waiting, self._max_samples, seconds_each, now_seconds
+        )
+
+    def _check_wait(self, num_samples: int, max_wait_seconds: float, now_seconds: float) -> None:
         wait_seconds = self._drain_rate.seconds_for(self.num_queued_samples, now_seconds)
         if wait_seconds is not None and wait_seconds > max_wait_seconds:
+            seconds_each = wait_seconds / self.num_queued_samples
+            overflow = math.ceil((wait_seconds - max_wait_seconds) / seconds_each)
             raise WaitTooLong(
                 f"{self.num_queued_samples} samples wait, for {wait_seconds:.1f} s as it seems:"
                 f" longer than the {max_wait_seconds:.1f} s that this request may wait",
-                retry_after_seconds=self._hint(wait_seconds - max_wait_seconds),
+                retry_after_seconds=self._promise(num_samples, overflow, now_seconds),
             )
 
-    def _hint(self, seconds: float | None) -> float:
-        known = _UNKNOWN_RETRY_SECONDS if seconds is None else seconds
-        return min(max(known, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+    def _promise(self, num_samples: int, overflow: int, now_seconds: float) -> float:
+        """When to come, in seconds from now: behind all that were told before."""
+        ahead = with_margin(overflow + self._promised.num_samples)
+        seconds = self._turnover.seconds_for(ahead, now_seconds)
+        if seconds is None:
+            standing_seconds = self._turnover.elapsed_seconds(now_seconds)
+            first = max(_UNKNOWN_RETRY_SECONDS, standing_seconds)
+            seconds = first + self._promised.num_samples * _UNKNOWN_SECONDS_EACH
+        seconds = max(seconds, self._drain_rate.seconds_for(ahead, now_seconds) or 0.0)
+        hint = min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+        self._promised.promise(now_seconds + hint, num_samples)
+        return hint

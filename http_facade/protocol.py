@@ -7,21 +7,29 @@ Of a request that could not be parsed nothing is known, so that id is ours even 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from http_facade.access_log import AccessLog
 from http_facade.errors import ApiError, from_http_exception, internal, unsupported_encoding
-from http_facade.middleware import access_log, mark
+from http_facade.middleware import mark
 from http_facade.state import new_state
 
 logger = logging.getLogger(__name__)
 
 
 class FacadeProtocol(RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_lines",)
+
+    def __init__(
+        self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, lines: AccessLog
+    ) -> None:
+        super().__init__(manager, loop=loop)
+        self._lines = lines
 
     def log_access(
         self, request: web.BaseRequest, response: web.StreamResponse, time: float | None
@@ -39,10 +47,10 @@ class FacadeProtocol(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun: nothing else can be said on this socket")
         if status < 500:
-            answer = _refused(request, _unparsed(exc))
+            answer = self._refused(request, _unparsed(exc))
         else:
             logger.error("a request failed outside of every route", exc_info=exc)
-            answer = _refused(request, internal())
+            answer = self._refused(request, internal())
         answer.force_close()
         return answer
 
@@ -50,8 +58,16 @@ class FacadeProtocol(RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPException):  # raised before the middleware could turn it
-            resp = _refused(request, from_http_exception(resp))
+            resp = self._refused(request, from_http_exception(resp))
         return await super().finish_response(request, resp, start_time)
+
+    def _refused(self, request: web.BaseRequest, error: ApiError) -> web.Response:
+        state = new_state(request)
+        state.error_code = error.code or str(error.status)
+        answer = error.response()
+        mark(answer, state)
+        self._lines.write_unrouted(error.status, state)
+        return answer
 
 
 def _unparsed(exc: BaseException | None) -> ApiError:
@@ -64,11 +80,3 @@ def _unparsed(exc: BaseException | None) -> ApiError:
         case _:
             text = "what was sent is no valid HTTP request, or has more than 128 headers"
             return ApiError(400, text, code="invalid_http")
-
-
-def _refused(request: web.BaseRequest, error: ApiError) -> web.Response:
-    state = new_state(request)
-    answer = error.response()
-    mark(answer, state)
-    access_log.info("id=%s status=%d error=%s", state.request_id, error.status, error.code)
-    return answer

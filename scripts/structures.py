@@ -15,6 +15,7 @@ PACKAGES = (
     "kernels",
     "http_facade",
     "clients",
+    "access",
     "traces",
 )
 

@@ -35,6 +35,12 @@ def test_tokens_are_limited_but_a_lone_request_passes() -> None:
     admission.enter(1, 100, now_seconds=0)
 
 
+def depart(admission: Admission, tokens: int, now_seconds: float) -> None:
+    """One sample that ran has ended, and one that waited takes its place."""
+    admission.freed()
+    admission.leave(tokens, now_seconds, scheduled=True)
+
+
 # ---------------------------------------------------------------- the measured rate
 
 
@@ -94,7 +100,7 @@ def full_after(
     now = 0.0
     for _ in range(departures):
         now += seconds_each
-        admission.leave(1, now, scheduled=True)
+        depart(admission, 1, now)
         admission.enter(1, 1, now)
     return admission, now
 
@@ -104,22 +110,23 @@ def test_the_hint_is_the_time_in_which_the_overflow_drains() -> None:
     with pytest.raises(QueueFull) as caught:
         admission.enter(6, 1, now)
     hint = caught.value.retry_after_seconds
-    assert hint == pytest.approx(3.0)
-    for _ in range(6):  # and at that rate it is let in then
-        now += 0.5
-        admission.leave(1, now, scheduled=True)
-    admission.enter(6, 1, now)
+    assert hint is not None
+    assert hint == pytest.approx(3.0 * 1.1 + 0.5)
+    for _ in range(6):  # and at that rate there is room before
+        depart(admission, 1, now)
+    admission.enter(6, 1, now + hint)
 
 
 def test_the_hint_for_tokens_counts_the_samples_that_hold_them() -> None:
     admission, now = full_after(8, 0.5, max_queued_tokens=12)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 5, now)  # no room among 10 samples
-    assert caught.value.retry_after_seconds == pytest.approx(0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(0.5 * 1.1 + 0.5)
+    admission, now = full_after(8, 0.5, max_queued_tokens=12)
     admission.leave(1, now, scheduled=False)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 7, now)  # 9 wait, 12 may: 4 tokens, each a sample, are too many
-    assert caught.value.retry_after_seconds == pytest.approx(2.0)
+    assert caught.value.retry_after_seconds == pytest.approx(2.0 * 1.1 + 0.5)
 
 
 def test_the_hint_without_a_measurement_and_its_bounds() -> None:
@@ -128,7 +135,7 @@ def test_the_hint_without_a_measurement_and_its_bounds() -> None:
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 1, now_seconds=0)
     assert caught.value.retry_after_seconds == 1.0
-    admission.leave(1, 0.001, scheduled=True)
+    depart(admission, 1, 0.001)
     admission.enter(1, 1, now_seconds=1)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 1, now_seconds=1)
@@ -136,6 +143,24 @@ def test_the_hint_without_a_measurement_and_its_bounds() -> None:
     with pytest.raises(QueueFull) as caught:
         admission.enter(100_000, 1, now_seconds=25)
     assert caught.value.retry_after_seconds == 60.0
+
+
+def test_who_says_that_it_comes_again_is_never_taken_for_a_newcomer() -> None:
+    admission, now = full_after(8, 0.5)
+    hints = []
+    for _ in range(2):
+        with pytest.raises(QueueFull) as caught:
+            admission.enter(1, 1, now, comes_again=False)
+        hints.append(caught.value.retry_after_seconds or 0.0)
+    assert hints == pytest.approx([(1 * 1.1 + 1) / 2, (2 * 1.1 + 1) / 2])
+    depart(admission, 1, now + 0.5)
+    depart(admission, 1, now + 1.0)
+    at = now + hints[0]
+    with pytest.raises(QueueFull, match="2 more were told when to come"):
+        admission.enter(2, 1, at, comes_again=False)  # both places are promised
+    admission.enter(1, 1, at, comes_again=True)
+    admission.enter(1, 1, at, comes_again=True)
+    assert admission.num_queued_samples == 10
 
 
 # ---------------------------------------------------------------- the predicted wait
@@ -146,7 +171,7 @@ def waiting_at_two_a_second(num_waiting: int, max_wait_seconds: float) -> Admiss
     admission = Admission(100, 10_000, max_wait_seconds)
     admission.enter(8 + num_waiting, 1, now_seconds=0)
     for number in range(8):
-        admission.leave(1, (number + 1) * 0.5, scheduled=True)
+        depart(admission, 1, (number + 1) * 0.5)
     return admission
 
 
@@ -154,10 +179,10 @@ def test_a_wait_beyond_the_servers_limit_is_refused_with_when_it_will_do() -> No
     admission = waiting_at_two_a_second(10, max_wait_seconds=3.0)  # 5 s to wait
     with pytest.raises(WaitTooLong, match=r"10 samples wait, for 5\.0 s") as caught:
         admission.enter(1, 1, now_seconds=4)
-    assert caught.value.retry_after_seconds == pytest.approx(2.0)
+    assert caught.value.retry_after_seconds == pytest.approx(2.0 * 1.1 + 0.5)
     assert admission.num_queued_samples == 10
     for number in range(4):
-        admission.leave(1, 4 + (number + 1) * 0.5, scheduled=True)
+        depart(admission, 1, 4 + (number + 1) * 0.5)
     admission.enter(1, 1, now_seconds=6)
 
 
@@ -165,7 +190,7 @@ def test_a_wait_beyond_the_requests_own_patience_is_refused() -> None:
     admission = waiting_at_two_a_second(10, max_wait_seconds=math.inf)
     with pytest.raises(WaitTooLong) as caught:
         admission.enter(1, 1, now_seconds=4, patience_seconds=4.5)
-    assert caught.value.retry_after_seconds == pytest.approx(0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(0.5 * 1.1 + 0.5)
     admission.enter(1, 1, now_seconds=4, patience_seconds=5.5)
 
 
@@ -183,6 +208,6 @@ def test_an_unmeasured_wait_is_not_too_long() -> None:
 def test_a_deadline_that_has_passed_is_no_reason_to_say_that_the_queue_is_full() -> None:
     admission = Admission(max_queued_samples=10, max_queued_tokens=1000)
     admission.enter(1, 10, now_seconds=0.0)
-    admission.leave(10, now_seconds=1.0, scheduled=True)
+    depart(admission, 10, now_seconds=1.0)
     admission.enter(1, 10, now_seconds=2.0, patience_seconds=-0.5)
     assert admission.num_queued_samples == 1
