@@ -37,18 +37,19 @@ from http_facade.errors import (
     from_engine_error,
     internal,
     invalid,
-    model_not_found,
     unavailable,
 )
 from http_facade.facade import Facade
 from http_facade.generation import GenerationRun, PromptCall
+from http_facade.keys import reserve_tokens
 from http_facade.output_processor import ChoiceDelta, UsageCounter
 from http_facade.params import GenerationPlan
 from http_facade.prompt_calls import prompt_calls
 from http_facade.prompts import Prompt
 from http_facade.sse import EventStream
 from http_facade.state import RequestState
-from traces import names
+from http_facade.timings import SERVER_TIMING, TimingsBody, server_timing, timings_body
+from http_facade.tracing import FirstContent, prompts_are_made
 
 _TIMEOUT_HEADER = "x-request-timeout"  # seconds
 _MAX_TIMEOUT_SECONDS = 86_400.0
@@ -92,8 +93,7 @@ class Answering:
             model = self._named_model()
             try:
                 return await self._attempt(model, timeout_seconds)
-            except TokenizerStale:  # the engine has another tokenizer since we asked
-                await self.facade.connection.refresh()
+            except TokenizerStale:  # the engines have another one now, which is known by now
                 return await self._attempt(self._named_model(), timeout_seconds)
         except EngineClientError as error:
             raise self.api_error(error) from None
@@ -102,9 +102,7 @@ class Answering:
             raise unavailable("the engine's tokenizer can't be used") from None
 
     def _named_model(self) -> ServedModel:
-        model = self.facade.connection.model()
-        if self.model_name not in self.facade.served_names():
-            raise model_not_found(self.model_name)
+        model = self.facade.served_model(self.model_name)
         self.state.model = self.model_name
         return model
 
@@ -115,20 +113,31 @@ class Answering:
             self.state.answer_id, int(time.time()), self.model_name, model.fingerprint
         )
         prepared = await self.prepare(model, head)
+        prompts_are_made(self.span, self.state)
         self.state.prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
+        reserve_tokens(self.state.allowance, self._most_tokens(prepared, model))
         usage = UsageCounter(self.state.prompt_tokens, prepared.plan.n)
         if timeout_seconds is not None:
             timeout_seconds = max(timeout_seconds - self.state.elapsed_seconds(), 0.0)
         calls = prompt_calls(prepared.plan, prepared.prompts, model, self.state)
-        run = GenerationRun(self.facade.connection.client, calls, timeout=timeout_seconds)
+        run = GenerationRun(self.facade.placement, self.model_name, calls, timeout=timeout_seconds)
         with self.facade.runs.track(run):
             async with run:
-                output = _Output(self, prepared, run, usage)
+                output = _Output(self, prepared, run, usage, calls)
                 first = await _first_batch(run, prepared.plan)
                 self.state.ignored += _relaxed(calls, prepared.plan)
                 if prepared.plan.stream:
                     return await output.stream(first)
                 return await output.whole(first)
+
+    def _most_tokens(self, prepared: Prepared, model: ServedModel) -> int:
+        """All that the request may come to, prompts and answers."""
+        most = prepared.plan.stopping.max_tokens
+        lengths = [len(prompt.token_ids) for prompt in prepared.prompts]
+        longest = model.info.max_output_tokens
+        rooms = [min(model.info.max_model_len - length, longest) for length in lengths]
+        answers = sum(room if most is None else min(most, room) for room in rooms)
+        return sum(lengths) + prepared.plan.n * answers
 
     def api_error(self, error: Exception) -> ApiError:
         if isinstance(error, ApiError):
@@ -145,7 +154,12 @@ class _Output:
     """Writes one run's deltas, as a stream or as a whole."""
 
     def __init__(
-        self, answering: Answering, prepared: Prepared, run: GenerationRun, usage: UsageCounter
+        self,
+        answering: Answering,
+        prepared: Prepared,
+        run: GenerationRun,
+        usage: UsageCounter,
+        calls: Sequence[PromptCall],
     ) -> None:
         self._answering = answering
         self._state = answering.state
@@ -154,6 +168,8 @@ class _Output:
         self._format = prepared.format
         self._run = run
         self._usage = usage
+        self._calls = calls
+        self._first_content = FirstContent(answering.facade, answering.span, self._state)
 
     async def whole(self, first: list[ChoiceDelta] | None) -> web.Response:
         choices = [WholeChoice(index) for index in range(self._num_choices)]
@@ -162,9 +178,19 @@ class _Output:
             for delta in batch:
                 self._count(delta)
                 choices[delta.index].add(delta)
+            if any(map(_is_content, batch)):
+                self._first_content.is_there()
+                self._first_content.kept_for_later()
             batch = await self._run.next_batch()
         document = self._format.whole(choices, usage_body(self._usage.usage()))
-        return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+        timings = self._timings()
+        if self._plan.timings:
+            document = msgspec.structs.replace(document, timings=timings)
+        return web.Response(
+            body=msgspec.json.encode(document),
+            content_type="application/json",
+            headers={SERVER_TIMING: server_timing(timings)},
+        )
 
     async def stream(self, first: list[ChoiceDelta] | None) -> web.StreamResponse:
         events = EventStream(self._answering.request)
@@ -185,24 +211,38 @@ class _Output:
         batch = first
         while batch is not None:
             if batch:
-                await self._send(events, batch)
-            else:
+                await self._send(events, batch)  # which may be nothing that is shown
+            if keepalive_seconds and events.silent_seconds >= keepalive_seconds:
                 await events.keep_alive()
             batch = await self._run.next_batch(keepalive_seconds)
-        if self._plan.include_usage:
-            await events.send([self._format.usage_chunk(usage_body(self._usage.usage()))])
+        if self._plan.include_usage or self._plan.timings:
+            await events.send([self._last_chunk()])
+
+    def _last_chunk(self) -> msgspec.Struct:
+        """It has no choices: usage, timings, or both, as the caller asked."""
+        chunk = self._format.usage_chunk(usage_body(self._usage.usage()))
+        if not self._plan.timings:
+            return chunk
+        if not self._plan.include_usage:
+            chunk = msgspec.structs.replace(chunk, usage=self._chunk_usage())
+        return msgspec.structs.replace(chunk, timings=self._timings())
+
+    def _timings(self) -> TimingsBody:
+        told = [timing for call in self._calls for timing in call.processor.timings]
+        return timings_body(self._state, self._answering.span, told)
 
     async def _send(self, events: EventStream, batch: list[ChoiceDelta]) -> None:
         documents: list[msgspec.Struct] = []
-        has_content = False
+        has_content = any(map(_is_content, batch))
+        if has_content:
+            self._first_content.is_there()
         for delta in batch:
             self._count(delta)
-            has_content = has_content or bool(delta.text or delta.calls)
             documents.extend(self._format.chunks(delta, self._chunk_usage()))
         await events.send(documents)
         if has_content and self._state.ttft_seconds is None:
             self._state.ttft_seconds = self._state.elapsed_seconds()
-            self._answering.span.add_event(names.EVENT_FIRST_BYTE_WRITTEN)
+            self._first_content.written()
 
     def _chunk_usage(self) -> ChunkUsage:
         """What a chunk before the last one says about usage."""
@@ -215,6 +255,10 @@ class _Output:
         self._state.completion_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._state.finish_reasons.append(delta.finish_reason)
+
+
+def _is_content(delta: ChoiceDelta) -> bool:
+    return bool(delta.text or delta.thought or delta.calls)
 
 
 async def _first_batch(run: GenerationRun, plan: GenerationPlan) -> list[ChoiceDelta] | None:

@@ -12,10 +12,13 @@ from opentelemetry.trace import Tracer
 
 from clients.errors import EngineClientError
 from clients.text.tool_parsers import TOOL_FORMATS, ToolFormat
-from http_facade.engine import EngineConnection, ServedModel
+from http_facade.engine import ServedModel
+from http_facade.engine_pool import EnginePool
 from http_facade.flags import FacadeConfig
 from http_facade.generation import GenerationRun
 from http_facade.metrics import FacadeMetrics
+from http_facade.placement import Placement
+from http_facade.slow_traces import SlowTraces
 
 
 class ActiveRuns:
@@ -48,24 +51,27 @@ class ActiveRuns:
 @dataclass(slots=True)
 class Facade:
     config: FacadeConfig
-    connection: EngineConnection
+    engines: EnginePool
+    placement: Placement
     metrics: FacadeMetrics
     tracer: Tracer
+    slow_traces: SlowTraces
     runs: ActiveRuns = field(default_factory=ActiveRuns)
     is_draining: bool = False  # on the way out: nothing new is taken
 
     @property
     def is_ready(self) -> bool:
-        return self.connection.is_ready and not self.is_draining
+        """Some engine serves: one model's engines may be gone, the others' requests go on."""
+        return self.engines.is_any_ready and not self.is_draining
 
     def tool_format(self, model: ServedModel) -> ToolFormat:
         """The one that was set, or the model's own."""
         return TOOL_FORMATS.get(self.config.tool_call_parser, model.tool_format)
 
-    def served_names(self) -> tuple[str, ...]:
-        """The engine's own name for the model, and the aliases."""
-        name = self.connection.model().info.model
-        return tuple(dict.fromkeys((name, *self.config.served_model_names)))
+    def served_model(self, name: str | None) -> ServedModel:
+        """None: the first engine's. Raises ApiError 404 for an unknown name, 503 if no engine of
+        the model was there yet."""
+        return self.engines.default_model() if name is None else self.engines.model(name)
 
 
 FACADE: web.AppKey[Facade] = web.AppKey("facade", Facade)

@@ -1,5 +1,7 @@
 """One request's generation: a gRPC call per prompt, run together, read as one stream of deltas.
 
+Each call finds an engine of its own (`placement.py`).
+
     pump per prompt:  engine events -> PromptProcessor -> DeltaMailbox (bounded)
     reader:           next_batch() -> whatever has arrived by now
 
@@ -17,12 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from clients.engine_client import EngineClient
 from clients.errors import EngineClientError
-from clients.generate_stream import GenerateStream
 from clients.types import GenerateRequest
 from http_facade.delta_mailbox import DeltaMailbox
 from http_facade.output_processor import ChoiceDelta, PromptProcessor
+from http_facade.placement import PlacedCall, Placement
 
 _MAILBOX_DELTAS = 64  # per run
 
@@ -33,13 +34,20 @@ logger = logging.getLogger(__name__)
 class PromptCall:
     request: GenerateRequest
     processor: PromptProcessor
+    cache_key: str | None = None  # the caller's word for which prompts have a prefix in common
 
 
 class GenerationRun:
     def __init__(
-        self, client: EngineClient, calls: Sequence[PromptCall], *, timeout: float | None = None
+        self,
+        placement: Placement,
+        model_name: str,
+        calls: Sequence[PromptCall],
+        *,
+        timeout: float | None = None,
     ) -> None:
-        self._client = client
+        self._placement = placement
+        self._model_name = model_name
         self._calls = calls
         self._timeout = timeout
         self._mailbox = DeltaMailbox(len(calls), _MAILBOX_DELTAS)
@@ -82,24 +90,27 @@ class GenerationRun:
 
     async def _read_events(self, call: PromptCall) -> None:
         processor = call.processor
-        async with self._client.generate(call.request, timeout=self._timeout) as stream:
-            async for event in stream:
+        async with self._placement.accepted(
+            call.request, self._model_name, cache_key=call.cache_key, timeout=self._timeout
+        ) as placed:
+            async for event in placed.stream:
                 for delta in processor.process(event):
                     await self._mailbox.put(delta)
                 if processor.is_finished:
                     return  # leaving the stream cancels what the engine still runs
                 if stopped := processor.take_stopped():
-                    self._abort(stream, stopped)
+                    self._abort(placed, stopped)
 
-    def _abort(self, stream: GenerateStream, samples: list[int]) -> None:
+    def _abort(self, placed: PlacedCall, samples: list[int]) -> None:
         """Frees stopped samples while their siblings go on; delays nobody."""
-        task = asyncio.create_task(self._abort_samples(stream.request_id, samples))
+        task = asyncio.create_task(self._abort_samples(placed, samples))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _abort_samples(self, request_id: str, samples: list[int]) -> None:
+    async def _abort_samples(self, placed: PlacedCall, samples: list[int]) -> None:
+        request_id = placed.stream.request_id
         try:
-            await self._client.abort(request_id, samples)
+            await placed.engine.client.abort(request_id, samples)
         except EngineClientError as error:
             # the stream itself fails then too, or its end frees the samples
             logger.warning("could not abort samples of %s: %s", request_id, error.message)

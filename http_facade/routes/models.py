@@ -1,11 +1,10 @@
-"""/v1/models: the engine's model under each name that it is served by."""
+"""/v1/models: the models of all engines, under each name that they are served by."""
 
 from __future__ import annotations
 
 import msgspec
 from aiohttp import web
 
-from http_facade.errors import model_not_found
 from http_facade.facade import FACADE, Facade
 
 
@@ -22,19 +21,17 @@ class ModelList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
 
 async def list_models(request: web.Request) -> web.Response:
     facade = request.app[FACADE]
-    return _json(ModelList([_model(facade, name) for name in facade.served_names()]))
+    return _json(ModelList([_model(facade, name) for name in facade.engines.names()]))
 
 
 async def get_model(request: web.Request) -> web.Response:
     facade = request.app[FACADE]
     name = request.match_info["model"]
-    if name not in facade.served_names():
-        raise model_not_found(name)
     return _json(_model(facade, name))
 
 
 def _model(facade: Facade, name: str) -> ModelBody:
-    info = facade.connection.model().info
+    info = facade.served_model(name).info
     return ModelBody(name, info.created_unix_seconds, info.max_model_len)
 
 
