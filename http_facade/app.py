@@ -1,56 +1,80 @@
-"""The aiohttp application: its routes, and the engine connection that lives as long as it does."""
+"""The aiohttp application: its routes, and the following of its engines, as long as it lives."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from aiohttp import web
 from opentelemetry import trace
 from opentelemetry.trace import TracerProvider
 
-from clients.engine_client import EngineClient
-from clients.options import ClientOptions
-from http_facade.engine import EngineConnection
+from http_facade.access_log import ACCESS_LOG, AccessLog
+from http_facade.cors import CORS, Cors
+from http_facade.engine_credentials import engine_client_options
+from http_facade.engine_pool import EnginePool, engine_clients
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
+from http_facade.keys import KEYS, Keys
 from http_facade.metrics import FacadeMetrics
 from http_facade.middleware import add_headers, around
-from http_facade.routes import generations, models, probes
-
-# A retry hint goes on to the HTTP client at once: it is the one to wait, not a held connection.
-_CLIENT_OPTIONS = ClientOptions(max_retry_wait_seconds=0.0)
+from http_facade.placement import Placement
+from http_facade.routes import generations, models, pages, probes, texts, traces
+from http_facade.routing import Router
+from http_facade.slow_traces import SlowTraces
+from traces.setup import tracing_of
 
 
 def create_app(
     config: FacadeConfig, *, tracer_provider: TracerProvider | None = None
 ) -> web.Application:
-    """Call inside a running event loop. No tracer provider: the process's."""
+    """Call inside a running event loop. No tracer provider: the process's.
+
+    Raises KeysFileError or CertificateError for files that can't be used.
+    """
+    edge = config.edge
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[around])
+    tracing = tracing_of(tracer_provider)
+    metrics = FacadeMetrics(tracing)
+    engines = EnginePool(
+        config.engines,
+        engine_clients(engine_client_options(edge)),
+        aliases=config.served_model_names,
+        metrics=metrics.routing,
+    )
     app[FACADE] = Facade(
         config=config,
-        connection=EngineConnection(EngineClient(config.engine, options=_CLIENT_OPTIONS)),
-        metrics=FacadeMetrics(),
+        engines=engines,
+        placement=Placement(engines, Router(config.routing_policy), metrics.routing),
+        metrics=metrics,
         tracer=trace.get_tracer("http_facade", tracer_provider=tracer_provider),
+        slow_traces=SlowTraces(config.trace_slow_ttft_ms / 1000, engines, tracing),
     )
+    app[KEYS] = Keys(edge)
+    app[CORS] = Cors(edge.allowed_origins)
+    app[ACCESS_LOG] = AccessLog(edge.access_log, with_prompts=edge.log_prompts)
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(_engine_connection)
+    app.cleanup_ctx.append(app[KEYS].follow_file)
+    app.cleanup_ctx.append(_followed_engines)
     app.router.add_post("/v1/chat/completions", generations.chat_completions)
     app.router.add_post("/v1/completions", generations.completions)
+    app.router.add_post("/v1/chat/completions/render", texts.render)
+    app.router.add_post("/tokenize", texts.tokenize)
+    app.router.add_post("/detokenize", texts.detokenize)
     app.router.add_get("/v1/models", models.list_models)
     app.router.add_get("/v1/models/{model:.+}", models.get_model)
     app.router.add_get("/healthz", probes.healthz)
     app.router.add_get("/readyz", probes.readyz)
     app.router.add_get("/metrics", probes.metrics)
+    app.router.add_get("/openapi.json", pages.openapi)
+    app.router.add_get("/docs", pages.docs_page)
+    app.router.add_get("/", pages.chat_page)
+    app.router.add_get("/assets/{name}", pages.asset)
+    if config.enable_traces_page and config.trace_dir is not None:
+        traces.add_routes(app, Path(config.trace_dir))
     return app
 
 
-async def _engine_connection(app: web.Application) -> AsyncIterator[None]:
-    connection = app[FACADE].connection
-    following = asyncio.create_task(connection.follow())
-    yield
-    following.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await following
-    await connection.client.close()
+async def _followed_engines(app: web.Application) -> AsyncIterator[None]:
+    async with app[FACADE].engines.following():
+        yield

@@ -7,14 +7,18 @@ they hold a value that means the same as their absence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from msgspec import Struct
+
+from http_facade.schema import Message
 
 IGNORED: dict[str, str] = {
     "service_tier": "there is one tier",
     "metadata": "nothing is stored",
     "prediction": "only a speed-up",
     "verbosity": "the model takes no such hint",
-    "prompt_cache_key": "there is one engine to route to",
     "prompt_cache_options": "the prefix cache manages itself",
     "prompt_cache_retention": "the prefix cache manages itself",
 }
@@ -48,4 +52,12 @@ REFUSED: dict[str, Refusal] = {
     "add_special_tokens": Refusal(_NOT_YET),
     "spaces_between_special_tokens": Refusal("not supported: text is shown as it is"),
     "structural_tag": Refusal("say it in structured_outputs"),
+}
+
+# The same for fields inside objects. All others that are unknown there are ignored and named.
+REFUSED_INSIDE: dict[type[Struct], Mapping[str, Refusal]] = {
+    Message: {
+        "function_call": Refusal("not supported: use tool_calls"),
+        "audio": Refusal("the model reads text only"),
+    },
 }

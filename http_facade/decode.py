@@ -8,31 +8,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cache
+from itertools import islice
+from typing import Generic, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
 
-from http_facade.decisions import IGNORED, REFUSED
+from http_facade.decisions import IGNORED, REFUSED, REFUSED_INSIDE
 from http_facade.errors import ApiError, invalid
 from http_facade.schema import (
     ChatRequest,
     CompletionRequest,
-    ContentPart,
-    FunctionDefinition,
-    GenerationFields,
-    JsonSchemaFormat,
-    Message,
-    ResponseFormat,
-    StreamOptions,
-    StructuredOutputs,
-    ToolDefinition,
+    DetokenizeRequest,
+    TokenizeRequest,
 )
 
-RequestT = TypeVar("RequestT", bound=GenerationFields)
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 _MAX_HEADER_CHARS = 1_000  # of x-ignored-params
-_MAX_NAMED_NESTED = 32  # fields inside messages
+_MAX_NAMED_NESTED = 32  # fields inside objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,15 @@ class Endpoint(Generic[RequestT]):
 
 CHAT = Endpoint("/v1/chat/completions", ChatRequest, "messages")
 COMPLETIONS = Endpoint("/v1/completions", CompletionRequest, "prompt")
-_ENDPOINTS: tuple[Endpoint[ChatRequest] | Endpoint[CompletionRequest], ...] = (CHAT, COMPLETIONS)
+RENDER = Endpoint("/v1/chat/completions/render", ChatRequest, "messages")
+TOKENIZE = Endpoint("/tokenize", TokenizeRequest, "prompt")
+DETOKENIZE = Endpoint("/detokenize", DetokenizeRequest, "tokens")
+# what generates: a field of the one means something that the other would have to drop
+_ENDPOINTS: tuple[Endpoint[ChatRequest] | Endpoint[CompletionRequest], ...] = (
+    CHAT,
+    COMPLETIONS,
+    RENDER,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def decode_request(
         raise _from_validation_error(error) from None
     except RecursionError:
         raise invalid(None, "the body is nested too deeply", code="invalid_json") from None
-    nested = _unknown_nested(fields)
+    nested = list(islice(_unknown_nested(fields, endpoint.request_type), _MAX_NAMED_NESTED))
     if strict and nested:
         raise invalid(nested[0], "unknown field")
     return Decoded(request, (*ignored, *nested))
@@ -90,7 +93,7 @@ def _decide(fields: dict[str, object], endpoint: Endpoint[RequestT], strict: boo
                 raise invalid(name, refusal.hint, code="unsupported_parameter")
             if refusal.neutral_is_ignored:
                 ignored.append(name)
-        elif (home := _home_of(name)) is not None:
+        elif endpoint in _ENDPOINTS and (home := _home_of(name)) is not None:
             if not _is_one_of(value, (_default(home, name),)):
                 raise invalid(name, f"only {home.path} takes it", code="unsupported_parameter")
         elif strict:
@@ -118,43 +121,49 @@ def _default(home: Endpoint[ChatRequest] | Endpoint[CompletionRequest], name: st
     return msgspec.NODEFAULT
 
 
-def _unknown_nested(fields: Mapping[str, object]) -> list[str]:
-    """Unknown fields inside the known objects; called on data that fits the schema."""
-    unknown = _unknown_in(fields.get("stream_options"), StreamOptions, "stream_options")
-    structured_outputs = fields.get("structured_outputs")
-    unknown += _unknown_in(structured_outputs, StructuredOutputs, "structured_outputs")
-    response_format = fields.get("response_format")
-    unknown += _unknown_in(response_format, ResponseFormat, "response_format")
-    unknown += _unknown_below(response_format, "json_schema", JsonSchemaFormat, "response_format")
-    for path, tool in _members(fields, "tools"):
-        unknown += _unknown_in(tool, ToolDefinition, path)
-        unknown += _unknown_below(tool, "function", FunctionDefinition, path)
-    for path, message in _members(fields, "messages"):
-        unknown += _unknown_in(message, Message, path)
-        content = message if isinstance(message, dict) else {}
-        for part_path, part in _members(content, "content"):
-            unknown += _unknown_in(part, ContentPart, f"{path}.{part_path}")
-        if len(unknown) >= _MAX_NAMED_NESTED:
-            break
-    return unknown
+def _unknown_nested(
+    value: Mapping[str, object], struct: type[msgspec.Struct], path: str = ""
+) -> Iterator[str]:
+    """Unknown fields inside the known objects, by their paths; `value` fits the schema.
+
+    Raises ApiError for one that would change the answer."""
+    inside = inner_structs(struct)
+    for name, item in value.items():
+        where = f"{path}.{name}" if path else name
+        if item is None:
+            continue
+        if name not in struct.__struct_fields__:
+            refusal = REFUSED_INSIDE.get(struct, {}).get(name)
+            if refusal is not None and not _is_one_of(item, refusal.neutral):
+                raise invalid(where, refusal.hint, code="unsupported_parameter")
+            yield where
+        elif (inner := inside.get(name)) is not None:
+            for place, one in _objects_in(item, where):
+                yield from _unknown_nested(one, inner, place)
 
 
-def _members(fields: Mapping[str, object], name: str) -> Iterator[tuple[str, object]]:
-    """The members of a field that may be a list, each with its path."""
-    members = fields.get(name)
-    for i, member in enumerate(members if isinstance(members, list) else ()):
-        yield f"{name}[{i}]", member
+def _objects_in(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """The object that a field holds, or those of its list, each with its path."""
+    if isinstance(value, dict):
+        yield path, value
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            if isinstance(one, dict):
+                yield f"{path}[{i}]", one
 
 
-def _unknown_below(value: object, name: str, struct: type[msgspec.Struct], path: str) -> list[str]:
-    return _unknown_in(value.get(name), struct, f"{path}.{name}") if isinstance(value, dict) else []
-
-
-def _unknown_in(value: object, struct: type[msgspec.Struct], path: str) -> list[str]:
-    if not isinstance(value, dict):
-        return []
-    known = struct.__struct_fields__
-    return [f"{path}.{key}" for key, item in value.items() if key not in known and item is not None]
+@cache
+def inner_structs(struct: type[msgspec.Struct]) -> Mapping[str, type[msgspec.Struct]]:
+    """What the objects in a Struct's fields are; a field has at most one kind of them."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    for field in msgspec.structs.fields(struct):
+        pending: list[object] = [field.type]
+        while pending:
+            one = pending.pop()
+            if isinstance(one, type) and issubclass(one, msgspec.Struct):
+                found[field.name] = one
+            pending.extend(get_args(one))
+    return found
 
 
 def ignored_header(names: tuple[str, ...]) -> str:

@@ -23,7 +23,9 @@ from http_facade.errors import context_length_exceeded, invalid
 from http_facade.messages import num_chars_of, template_messages
 from http_facade.schema import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationFields
 from http_facade.tools import template_tools
+from http_facade.tracing import describe_first_message
 from traces import names
+from traces.stages import stage
 
 _INLINE_CHARS = 4_000  # up to here a thread costs more than it spares
 
@@ -38,15 +40,33 @@ ResultT = TypeVar("ResultT")
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: Sequence[int]
-    text: str = ""  # to show again, for echo
+    text: str = ""  # of a chat: what the template made; else what echo shows again
     hidden_token_ids: frozenset[int] = frozenset()  # special ones that the text doesn't show
 
 
-async def _run(work: Callable[[], ResultT], num_chars: int) -> ResultT:
+async def run_by_size(work: Callable[[], ResultT], num_chars: int) -> ResultT:
+    """In a thread where the text is long, so that the event loop stays free."""
     return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 
 # ---------------------------------------------------------------- chat
+
+
+async def chat_text(
+    request: ChatRequest, tokenizer: Tokenizer, tracer: Tracer, *, tool_format: ToolFormat
+) -> str:
+    """What the model's template makes of the messages. Raises ApiError."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise invalid("messages", "the model has no chat template: use /v1/completions")
+    messages: Sequence[JsonObject] = template_messages(request.messages, template)
+    tools: Sequence[JsonObject] = template_tools(request)
+    num_chars = sum(map(num_chars_of, request.messages)) + len(msgspec.json.encode(tools))
+    if tool_format.name == "generic" or not template.takes_tools:
+        messages, tools = tools_as_text(messages, tools, tool_format), []
+    with stage(tracer, names.SPAN_RENDER) as span:
+        describe_first_message(span, request.messages[0])
+        return await run_by_size(lambda: _render(request, template, messages, tools), num_chars)
 
 
 async def chat_prompt(
@@ -57,23 +77,14 @@ async def chat_prompt(
     *,
     tool_format: ToolFormat,
 ) -> Prompt:
-    template = tokenizer.chat_template
-    if template is None:
-        raise invalid("messages", "the model has no chat template: use /v1/completions")
-    messages: Sequence[JsonObject] = template_messages(request.messages, template)
-    tools: Sequence[JsonObject] = template_tools(request)
-    num_chars = sum(map(num_chars_of, request.messages)) + len(msgspec.json.encode(tools))
-    if tool_format.name == "generic" or not template.takes_tools:
-        messages, tools = tools_as_text(messages, tools, tool_format), []
-    with tracer.start_as_current_span(names.SPAN_RENDER):
-        text = await _run(lambda: _render(request, template, messages, tools), num_chars)
-    with tracer.start_as_current_span(names.SPAN_TOKENIZE):
-        token_ids = await _run(
+    text = await chat_text(request, tokenizer, tracer, tool_format=tool_format)
+    with stage(tracer, names.SPAN_TOKENIZE):
+        token_ids = await run_by_size(
             lambda: _encode_prompt(tokenizer, text, "messages", False, request, model), len(text)
         )
     token_ids = _truncated(token_ids, request, model)
     _check_length(token_ids, model, "messages")
-    return Prompt(token_ids)
+    return Prompt(token_ids, text)
 
 
 def _render(
@@ -123,8 +134,10 @@ async def completion_prompts(
     if len(given) * request.n > max_choices:
         raise invalid("prompt", f"prompts times n may be at most {max_choices}")
     num_chars = sum(len(prompt) for _, prompt in given)
-    with tracer.start_as_current_span(names.SPAN_TOKENIZE):
-        return await _run(lambda: _completion_prompts(given, request, tokenizer, model), num_chars)
+    with stage(tracer, names.SPAN_TOKENIZE):
+        return await run_by_size(
+            lambda: _completion_prompts(given, request, tokenizer, model), num_chars
+        )
 
 
 def _completion_prompts(
@@ -196,7 +209,7 @@ def bad_token_sequences(
         for i, word in enumerate(words or ())
         for text in (word, " " + word.lstrip())
     ]
-    sequences = (tuple(_encode(tokenizer, text, param, False)) for param, text in texts)
+    sequences = (tuple(encode_text(tokenizer, text, param, False)) for param, text in texts)
     return tuple(dict.fromkeys(filter(None, sequences)))
 
 
@@ -218,7 +231,7 @@ def _encode_prompt(
         if keep is None or keep >= model.max_model_len:
             raise context_length_exceeded(min_tokens, model.max_model_len, param, at_least=True)
         text = text[-2 * tokenizer.max_chars(model.max_model_len) :]
-    return _encode(tokenizer, text, param, add_special_tokens)
+    return encode_text(tokenizer, text, param, add_special_tokens)
 
 
 def _truncated(token_ids: list[int], request: GenerationFields, model: ModelInfo) -> list[int]:
@@ -234,7 +247,7 @@ def _truncated(token_ids: list[int], request: GenerationFields, model: ModelInfo
     return token_ids[-keep:]
 
 
-def _encode(tokenizer: Tokenizer, text: str, param: str, add_special_tokens: bool) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str, param: str, add_special_tokens: bool) -> list[int]:
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except InvalidText as error:

@@ -1,8 +1,9 @@
-"""What a request may say: the fields both generation endpoints honour, with types and ranges.
+"""What a request may say: the fields that each endpoint honours, with types and ranges.
 
 These Structs are the one description of the surface: decoding checks against them, and documents
 about the surface are made from them. Every field is optional unless it has no default; null is the
-same as absent. Fields that are not honoured stand in `decisions.py`.
+same as absent. Fields that are not honoured stand in `decisions.py`, words about those that are in
+`descriptions.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 200
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOOLS = 128
+MAX_TOKENIZE_CHARS = 2_000_000  # a few seconds of a thread, and 200 MB
+MAX_DETOKENIZE_TOKENS = 1_000_000
 COMPLETION_MAX_TOKENS = 16  # the default of the completions endpoint
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -54,7 +57,8 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # the message's thought
+    reasoning: str | None = None  # another name of the same
 
 
 # ---------------------------------------------------------------- tools
@@ -137,6 +141,7 @@ class GenerationFields(Struct, kw_only=True):
     skip_special_tokens: bool = True
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool = False
+    timings: bool = False
     # keeps the end of the prompt; -1: as much as leaves room for max_tokens
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     response_format: ResponseFormat | None = None
@@ -149,6 +154,7 @@ class GenerationFields(Struct, kw_only=True):
     ebnf: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    prompt_cache_key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
 
@@ -167,6 +173,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None  # if the template takes it
+    include_reasoning: bool = True  # false: the thought is left out of the answer
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -175,3 +182,27 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
     echo: bool = False
     max_tokens: NonNegative | None = None  # 0: the echoed prompt only
+
+
+# ---------------------------------------------------------------- text to tokens and back
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Either `prompt` or `messages`, and the fields that belong to it."""
+
+    model: str | None = None  # absent: the model that is served
+    prompt: Annotated[str, Meta(max_length=MAX_TOKENIZE_CHARS)] | None = None
+    add_special_tokens: bool | None = None  # of a prompt, default true; a template writes its own
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_DETOKENIZE_TOKENS)]
+    model: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -11,20 +12,26 @@ from http_facade.answers import AnswerHead
 from http_facade.body import read_json
 from http_facade.chat_answers import ChatFormat
 from http_facade.completion_answers import CompletionFormat
-from http_facade.decode import CHAT, COMPLETIONS, Endpoint, RequestT, decode_request
+from http_facade.decode import CHAT, COMPLETIONS, Endpoint, decode_request
 from http_facade.engine import ServedModel
 from http_facade.facade import FACADE, Facade
-from http_facade.params import plan_chat, plan_completion
+from http_facade.params import GenerationPlan, plan_chat, plan_completion, think_first
 from http_facade.prompts import (
+    Prompt,
     bad_token_sequences,
     chat_prompt,
     completion_prompts,
     unused_template_fields,
 )
-from http_facade.schema import ChatRequest, CompletionRequest
+from http_facade.reasoning import ReasoningSettings
+from http_facade.schema import ChatRequest, CompletionRequest, GenerationFields
 from http_facade.state import STATE, RequestState
 from http_facade.tools import unused_tool_fields
-from http_facade.tracing import describe_request, server_span
+from http_facade.tracing import arrival_unix_ns, describe_request, server_span
+from traces import names
+from traces.stages import stage
+
+FieldsT = TypeVar("FieldsT", bound=GenerationFields)
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -37,17 +44,22 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def _generate(
     request: web.Request,
-    endpoint: Endpoint[RequestT],
+    endpoint: Endpoint[FieldsT],
     operation: str,
-    make_prepare: Callable[[RequestT, Facade, RequestState], Prepare],
+    make_prepare: Callable[[FieldsT, Facade, RequestState], Prepare],
 ) -> web.StreamResponse:
     facade, state = request.app[FACADE], request[STATE]
     state.operation = operation
-    with server_span(facade.tracer, request, state, endpoint.path) as span:
-        body = await read_json(request, facade.config.max_body_bytes)
-        decoded = decode_request(body, endpoint, strict=facade.config.strict_params)
+    with server_span(facade, request, state, endpoint.path) as span:
+        tracer, arrival = facade.tracer, arrival_unix_ns(state)
+        with stage(tracer, names.SPAN_READ_BODY, start_unix_ns=arrival):
+            body = await read_json(request, facade.config.max_body_bytes)
+        with stage(tracer, names.SPAN_PARSE):
+            decoded = decode_request(body, endpoint, strict=facade.config.strict_params)
+            describe_request(span, decoded.request, operation)
         state.ignored = decoded.ignored
-        describe_request(span, decoded.request, operation)
+        if facade.config.edge.log_prompts and isinstance(body, dict):
+            state.prompt = body.get(endpoint.prompt_param)
         return await Answering(
             request=request,
             facade=facade,
@@ -60,34 +72,58 @@ async def _generate(
 
 
 def _prepare_chat(fields: ChatRequest, facade: Facade, state: RequestState) -> Prepare:
-    ignored = (*state.ignored, *unused_tool_fields(fields))
+    ignored = state.ignored
 
     async def prepare(model: ServedModel, head: AnswerHead) -> Prepared:
-        tool_format = facade.tool_format(model)
-        plan = plan_chat(
-            fields,
-            model.info,
-            tool_format=tool_format,
-            max_stop_strings=facade.config.max_stop_strings,
-            bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
-        )
-        state.ignored = (*ignored, *unused_template_fields(fields, model.tokenizer))
-        prompt = await chat_prompt(
-            fields, model.tokenizer, model.info, facade.tracer, tool_format=tool_format
-        )
+        plan, prompt = await plan_and_prompt(fields, facade, model)
+        state.ignored = (*ignored, *unused_fields(fields, model))
         return Prepared(plan, [prompt], ChatFormat(head, prompt=prompt, options=plan.answer))
 
     return prepare
 
 
+async def plan_and_prompt(
+    fields: ChatRequest, facade: Facade, model: ServedModel
+) -> tuple[GenerationPlan, Prompt]:
+    """All that a chat asks of the engine. Raises ApiError."""
+    with stage(facade.tracer, names.SPAN_PLAN):
+        plan = chat_plan(fields, facade, model)
+    prompt = await chat_prompt(
+        fields,
+        model.tokenizer,
+        model.info,
+        facade.tracer,
+        tool_format=facade.tool_format(model),
+    )
+    return think_first(plan, prompt), prompt
+
+
+def chat_plan(fields: ChatRequest, facade: Facade, model: ServedModel) -> GenerationPlan:
+    """All but the prompt. Raises ApiError."""
+    return plan_chat(
+        fields,
+        model.info,
+        tool_format=facade.tool_format(model),
+        reasoning=ReasoningSettings.of(facade.config, model.tokenizer),
+        max_stop_strings=facade.config.max_stop_strings,
+        bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
+    )
+
+
+def unused_fields(fields: ChatRequest, model: ServedModel) -> tuple[str, ...]:
+    """Fields that say nothing to this model or without others, for x-ignored-params."""
+    return (*unused_tool_fields(fields), *unused_template_fields(fields, model.tokenizer))
+
+
 def _prepare_completion(fields: CompletionRequest, facade: Facade, state: RequestState) -> Prepare:
     async def prepare(model: ServedModel, head: AnswerHead) -> Prepared:
-        plan = plan_completion(
-            fields,
-            model.info,
-            max_stop_strings=facade.config.max_stop_strings,
-            bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
-        )
+        with stage(facade.tracer, names.SPAN_PLAN):
+            plan = plan_completion(
+                fields,
+                model.info,
+                max_stop_strings=facade.config.max_stop_strings,
+                bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),
+            )
         prompts = await completion_prompts(fields, model.tokenizer, model.info, facade.tracer)
         answer_format = CompletionFormat(head, n=plan.n, prompts=prompts, options=plan.answer)
         return Prepared(plan, prompts, answer_format)
