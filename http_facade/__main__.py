@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import sys
 
 from http_facade.flags import FacadeConfig, build_parser, config_from_args, flags_json
+from http_facade.process import configure_logs, run_facade
 
 
 def main() -> int:
@@ -16,8 +15,12 @@ def main() -> int:
     if args.print_flags:
         print(flags_json(parser))
         return 0
+    try:
+        config = config_from_args(args)
+    except ValueError as error:
+        parser.error(str(error))
     _wake_without_preempting()
-    return _run(config_from_args(args))
+    return _run(config)
 
 
 def _wake_without_preempting() -> None:
@@ -28,24 +31,12 @@ def _wake_without_preempting() -> None:
 
 
 def _run(config: FacadeConfig) -> int:
-    from http_facade.server import serve  # heavy; --print-flags and --help do without
-    from traces.setup import configure_tracing
+    if config.workers == 1:
+        return run_facade(config)
+    from http_facade.workers import run_workers
 
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    tracing = configure_tracing(
-        "firsttoken-facade",
-        directory=config.trace_dir,
-        otlp_endpoint=config.otlp_traces_endpoint,
-        sample_ratio=config.trace_sample_ratio,
-    )
-    try:
-        return asyncio.run(serve(config))
-    finally:
-        tracing.shutdown()
+    configure_logs(config)
+    return run_workers(config, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class AnswerOptions:
     want_token_ids: bool = False
     num_echo_logprobs: int | None = None  # alternatives per echoed token; None: no logprobs of it
     num_prompt_logprobs: int | None = None  # the same, for the field prompt_logprobs
+    reasoning_fields: tuple[str, ...] = ()  # of a message, for its thought; none: it is left out
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -42,7 +43,7 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class UsageBody(Struct, frozen=True):
@@ -50,7 +51,7 @@ class UsageBody(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+    completion_tokens_details: CompletionTokensDetails
 
 
 # unset: the chunk has no such field
@@ -63,6 +64,7 @@ def usage_body(usage: Usage) -> UsageBody:
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
+        CompletionTokensDetails(usage.reasoning_tokens),
     )
 
 
@@ -122,13 +124,19 @@ class WholeChoice:
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     calls: list[WholeCall] = field(default_factory=list)
+    thought_pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
+    @property
+    def thought(self) -> str:
+        return "".join(self.thought_pieces)
+
     def add(self, delta: ChoiceDelta) -> None:
         self.pieces.append(delta.text)
+        self.thought_pieces.append(delta.thought)
         for call in delta.calls:
             self._add_call(call)
         self.logprobs.extend(delta.logprobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -19,6 +19,7 @@ from http_facade.answers import (
 )
 from http_facade.output_processor import ChoiceDelta
 from http_facade.prompts import Prompt
+from http_facade.timings import TimingsBody
 from http_facade.tool_calls import CallBegins, CallDelta
 
 
@@ -54,6 +55,8 @@ class CallDeltaBody(Struct, frozen=True):
 
 class ChatDelta(Struct, frozen=True):
     role: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[CallDeltaBody] | UnsetType = UNSET
 
@@ -76,6 +79,7 @@ class ChatChunk(Struct, frozen=True, tag_field="object", tag="chat.completion.ch
     usage: ChunkUsage = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # these two: with a choice's first chunk
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET  # with the last one, where it is asked for
 
 
 class FunctionBody(Struct, frozen=True):
@@ -88,8 +92,10 @@ class CallBody(Struct, frozen=True, tag_field="type", tag="function"):
     function: FunctionBody
 
 
-class ChatMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
+class ChatMessage(Struct, frozen=True, kw_only=True, tag_field="role", tag="assistant"):
     content: str | None
+    reasoning: str | UnsetType = UNSET  # these two: where there is a thought
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CallBody] | UnsetType = UNSET
     refusal: None = None
 
@@ -112,6 +118,7 @@ class ChatCompletion(Struct, frozen=True, tag_field="object", tag="chat.completi
     usage: UsageBody
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
 
 
 class ChatFormat:
@@ -125,9 +132,10 @@ class ChatFormat:
             role = ChatDelta(role="assistant", content="")
             yield self._chunk([ChatChunkChoice(delta.index, role)], usage, begin=delta)
         token_ids = list(delta.token_ids) if self._options.want_token_ids else []
-        if delta.text or delta.calls or delta.logprobs or token_ids:
+        thought = self._thought(delta.thought)
+        if delta.text or thought or delta.calls or delta.logprobs or token_ids:
             logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
-            said = _said(delta)
+            said = _said(delta, thought)
             piece = ChatChunkChoice(delta.index, said, logprobs, token_ids=token_ids or UNSET)
             yield self._chunk([piece], usage)
         if delta.finish_reason is not None:
@@ -179,12 +187,16 @@ class ChatFormat:
     def _whole_choice(self, choice: WholeChoice) -> ChatChoice:
         return ChatChoice(
             choice.index,
-            _message(choice),
+            _message(choice, self._thought(choice.thought)),
             self._logprobs(choice.logprobs) if self._options.want_logprobs else None,
             choice.finish_reason,
             choice.stop_reason,
             token_ids=choice.token_ids if self._options.want_token_ids else UNSET,
         )
+
+    def _thought(self, text: str) -> dict[str, str]:
+        """A message's fields for it."""
+        return dict.fromkeys(self._options.reasoning_fields, text) if text else {}
 
     @staticmethod
     def _logprobs(entries: Iterable[LogprobEntry]) -> ChatLogprobs:
@@ -204,11 +216,13 @@ class ChatFormat:
         )
 
 
-def _said(delta: ChoiceDelta) -> ChatDelta:
+def _said(delta: ChoiceDelta, thought: Mapping[str, str]) -> ChatDelta:
     calls = [_call_delta(call) for call in delta.calls]
-    has_content = bool(delta.text) or not calls
+    has_content = bool(delta.text) or not (calls or thought)
     return ChatDelta(
-        content=delta.text if has_content else UNSET, tool_calls=calls if calls else UNSET
+        content=delta.text if has_content else UNSET,
+        tool_calls=calls if calls else UNSET,
+        **thought,
     )
 
 
@@ -219,6 +233,12 @@ def _call_delta(call: CallDelta) -> CallDeltaBody:
     return CallDeltaBody(call.index, FunctionDeltaBody(call.arguments))
 
 
-def _message(choice: WholeChoice) -> ChatMessage:
+def _message(choice: WholeChoice, thought: Mapping[str, str]) -> ChatMessage:
     calls = [CallBody(call.id, FunctionBody(call.name, call.arguments)) for call in choice.calls]
-    return ChatMessage(choice.text or None, calls) if calls else ChatMessage(choice.text)
+    may_be_null = bool(calls or thought)
+    return ChatMessage(
+        content=choice.text or None if may_be_null else choice.text,
+        reasoning=thought.get("reasoning", UNSET),
+        reasoning_content=thought.get("reasoning_content", UNSET),
+        tool_calls=calls if calls else UNSET,
+    )

@@ -22,6 +22,7 @@ from http_facade.output_processor import ChoiceDelta
 from http_facade.prompt_logprobs import PromptLogprobs
 from http_facade.prompts import Prompt
 from http_facade.schema import MAX_COMPLETION_LOGPROBS
+from http_facade.timings import TimingsBody
 
 
 class CompletionLogprobs(Struct, frozen=True):
@@ -51,6 +52,7 @@ class Completion(Struct, frozen=True, tag_field="object", tag="text_completion")
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: ChunkUsage = UNSET
+    timings: TimingsBody | UnsetType = UNSET  # of a stream: with the last chunk
 
 
 class _Offsets:

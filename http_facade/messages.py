@@ -18,7 +18,7 @@ def num_chars_of(message: Message) -> int:
     content = message.content or ""
     parts = [content] if isinstance(content, str) else [part.text or "" for part in content]
     calls = [call.function.arguments for call in message.tool_calls or ()]
-    return sum(map(len, (*parts, *calls)))
+    return sum(map(len, (*parts, *calls, _thought(message) or "")))
 
 
 def template_messages(
@@ -47,11 +47,15 @@ def _template_message(index: int, message: Message, knows_developer: bool) -> di
     for name, value in (
         ("name", message.name),
         ("tool_call_id", message.tool_call_id),
-        ("reasoning_content", message.reasoning_content),
+        ("reasoning_content", _thought(message)),
     ):
         if value is not None:
             plain[name] = value
     return plain
+
+
+def _thought(message: Message) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
 
 
 def _content(index: int, message: Message) -> str:

@@ -17,7 +17,15 @@ from msgspec import Struct
 
 from clients.errors import EngineUnavailable
 from clients.text.text_stream import LogprobEntry, TextDelta, TextStream
-from clients.types import Accepted, Delta, Finished, FinishReason, GenerateEvent, PrefillProgress
+from clients.types import (
+    Accepted,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    PrefillProgress,
+    Timing,
+)
 from http_facade.prompt_logprobs import PromptLogprobs, PromptLogprobsCollector
 from http_facade.tool_calls import CallDelta, SplitText, ToolCallStream
 
@@ -26,7 +34,7 @@ _SampleEvent = PrefillProgress | Delta | Finished
 
 class ChoiceDelta(Struct, frozen=True):
     index: int
-    text: str = ""  # without that of calls
+    text: str = ""  # without that of calls, and without the thought
     logprobs: tuple[LogprobEntry, ...] = ()
     token_ids: tuple[int, ...] = ()  # generated, consumed by this delta; hidden ones included
     begins: bool = False  # first delta of its choice
@@ -35,6 +43,8 @@ class ChoiceDelta(Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
     calls: tuple[CallDelta, ...] = ()
+    thought: str = ""
+    num_reasoning_tokens: int = 0  # more of its tokens are known to be the thought's
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0  # of the completion's
 
 
 class UsageCounter:
@@ -65,10 +76,12 @@ class UsageCounter:
         self._prompt_tokens = prompt_tokens
         self._n = n
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
         self._cached_tokens: dict[int, int] = {}  # by prompt
 
     def count(self, delta: ChoiceDelta) -> None:
         self._completion_tokens += len(delta.token_ids)
+        self._reasoning_tokens += delta.num_reasoning_tokens
         if delta.cached_tokens is not None:
             prompt = delta.index // self._n
             self._cached_tokens[prompt] = max(
@@ -77,7 +90,10 @@ class UsageCounter:
 
     def usage(self) -> Usage:
         return Usage(
-            self._prompt_tokens, self._completion_tokens, sum(self._cached_tokens.values())
+            self._prompt_tokens,
+            self._completion_tokens,
+            sum(self._cached_tokens.values()),
+            self._reasoning_tokens,
         )
 
 
@@ -104,6 +120,7 @@ class PromptProcessor:
         self._prompt_logprobs = prompt_logprobs
         self._prompt_only = prompt_only
         self._held: list[_SampleEvent] = []  # until the prompt's logprobs are all here
+        self.timings: list[Timing] = []  # of samples that told theirs with the first token
         self.relaxed: tuple[str, ...] = ()  # places in the constraint that the engine relaxed
 
     @property
@@ -162,6 +179,8 @@ class PromptProcessor:
         return deltas
 
     def _delta(self, event: Delta, sample: _Sample) -> list[ChoiceDelta]:
+        if event.timing is not None:
+            self.timings.append(event.timing)
         text = sample.text.push(event.token_ids, event.logprobs)
         deltas = [self._text(event.index, sample, text, is_last=text.matched_stop is not None)]
         if text.matched_stop is not None:
@@ -175,8 +194,8 @@ class PromptProcessor:
         cached = event.usage.cached_tokens if event.index == 0 else None
         rest = sample.text.finish()
         last = self._text(event.index, sample, rest, cached, is_last=True)
-        is_needed = last.begins or last.text or last.calls or last.logprobs or cached is not None
-        deltas = [last] if is_needed else []
+        says = last.text or last.thought or last.calls or last.logprobs
+        deltas = [last] if last.begins or says or cached is not None else []
         if rest.matched_stop is not None:
             return [*deltas, self._finish(event.index, sample, "stop", rest.matched_stop)]
         token_id = event.stop_token_id
@@ -197,6 +216,8 @@ class PromptProcessor:
         return self._choice(
             index,
             text=split.content,
+            thought=text.thought,
+            num_reasoning_tokens=text.num_reasoning_tokens,
             calls=split.calls,
             logprobs=text.logprobs,
             token_ids=text.token_ids,
@@ -218,6 +239,8 @@ class PromptProcessor:
         index: int,
         *,
         text: str = "",
+        thought: str = "",
+        num_reasoning_tokens: int = 0,
         calls: tuple[CallDelta, ...] = (),
         logprobs: tuple[LogprobEntry, ...] = (),
         token_ids: tuple[int, ...] = (),
@@ -229,6 +252,8 @@ class PromptProcessor:
         return ChoiceDelta(
             index=self._first_choice + index,
             text=text,
+            thought=thought,
+            num_reasoning_tokens=num_reasoning_tokens,
             calls=calls,
             logprobs=logprobs,
             token_ids=token_ids,

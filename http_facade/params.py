@@ -13,6 +13,8 @@ from clients.types import ModelInfo, SamplingParams, StoppingCriteria
 from http_facade.answers import AnswerOptions
 from http_facade.constraints import Constraint, constraint_of
 from http_facade.errors import invalid
+from http_facade.prompts import Prompt
+from http_facade.reasoning import ReasoningPlan, ReasoningSettings, plan_reasoning
 from http_facade.schema import (
     COMPLETION_MAX_TOKENS,
     MAX_STOP_STRING_CHARS,
@@ -47,16 +49,19 @@ class GenerationPlan:
     stopping: StoppingCriteria
     constraint: Constraint | None
     tools: ToolPlan | None  # None: no calls are looked for in the text
+    reasoning: ReasoningPlan | None  # None: no thought is looked for
     num_logprobs: int | None
     num_prompt_logprobs: int | None
     text: TextOptions
     answer: AnswerOptions
     cache_salt: str
+    cache_key: str | None  # which requests have a prefix in common, where the caller says so
     priority: int | None
     n: int
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    timings: bool  # the answer says where its time went
 
 
 def plan_chat(
@@ -64,10 +69,12 @@ def plan_chat(
     model: ModelInfo,
     *,
     tool_format: ToolFormat,
+    reasoning: ReasoningSettings | None = None,
     max_stop_strings: int,
     bad_token_sequences: Sequence[Sequence[int]] = (),
 ) -> GenerationPlan:
-    """`tool_format`: the model's. `bad_token_sequences`: the request's bad_words, in tokens."""
+    """`tool_format`, `reasoning`: the model's; no reasoning: it writes no thoughts.
+    `bad_token_sequences`: the request's bad_words, in tokens."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if request.add_generation_prompt and request.continue_final_message:
@@ -79,12 +86,24 @@ def plan_chat(
         want_logprobs=request.logprobs,
         want_token_ids=request.return_token_ids,
         num_prompt_logprobs=request.prompt_logprobs,
+        reasoning_fields=reasoning.fields if reasoning and request.include_reasoning else (),
     )
     sampling = _sampling(request, model, bad_token_sequences)
     stopping = _stopping(request, model, None)
     plan = _plan(request, model, sampling, stopping, num_logprobs, answer, max_stop_strings)
     tools = plan_tools(request, tool_format, plan.constraint)
+    is_constrained = plan.constraint is not None or (tools is not None and tools.is_forced)
+    plan = replace(
+        plan, reasoning=plan_reasoning(request, reasoning, is_constrained=is_constrained)
+    )
     return plan if tools is None else replace(plan, tools=tools, constraint=tools.constraint)
+
+
+def think_first(plan: GenerationPlan, prompt: Prompt) -> GenerationPlan:
+    """`plan`, its constraint moved behind the thought with which the answer begins."""
+    if plan.reasoning is None:
+        return plan
+    return replace(plan, constraint=plan.reasoning.constraint(plan.constraint, prompt.text))
 
 
 def plan_completion(
@@ -131,6 +150,7 @@ def _plan(
         stopping=replace(stopping, max_tokens=1) if prompt_only else stopping,
         constraint=constraint_of(request),
         tools=None,
+        reasoning=None,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=_larger(answer.num_echo_logprobs, answer.num_prompt_logprobs),
         answer=answer,
@@ -144,11 +164,13 @@ def _plan(
             prompt_only=prompt_only,
         ),
         cache_salt=request.cache_salt or "",
+        cache_key=request.prompt_cache_key,
         priority=request.priority,
         n=request.n,
         stream=request.stream,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        timings=request.timings,
     )
 
 

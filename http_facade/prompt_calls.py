@@ -29,7 +29,9 @@ def prompt_calls(
     if not plan.stopping.ignore_eos:
         hidden |= set(model.info.eos_token_ids)
 
-    def make_text_stream() -> TextStream:
+    shown = _marker_ids(plan, model.tokenizer)
+
+    def make_text_stream(prompt: Prompt) -> TextStream:
         return TextStream(
             model.tokenizer,
             stop=plan.text.stop,
@@ -38,7 +40,8 @@ def prompt_calls(
             min_tokens=plan.text.min_tokens,
             want_logprobs=plan.text.want_logprobs,
             hidden_token_ids=hidden,
-            shown_token_ids=_marker_ids(plan.tools, model.tokenizer),
+            shown_token_ids=shown,
+            reasoning=plan.reasoning.parser(prompt.text) if plan.reasoning else None,
         )
 
     calls = []
@@ -52,9 +55,11 @@ def prompt_calls(
             structured_output=plan.constraint.output if plan.constraint else None,
             num_logprobs=plan.num_logprobs,
             num_prompt_logprobs=plan.num_prompt_logprobs,
+            tells_timing=plan.timings or not plan.stream,
             cache_salt=plan.cache_salt,
-            priority=plan.priority,
+            priority=state.priority(plan.priority),
             tenant=state.tenant,
+            attempt=state.attempt,
             tokenizer_digest=model.info.tokenizer_digest,
         )
         stop_token_ids = plan.text.stop_token_ids
@@ -66,13 +71,13 @@ def prompt_calls(
         processor = PromptProcessor(
             i * plan.n,
             plan.n,
-            make_text_stream,
+            partial(make_text_stream, prompt),
             stop_token_ids,
             make_call_stream=partial(_call_stream, plan.tools),
             prompt_logprobs=collector,
             prompt_only=plan.text.prompt_only,
         )
-        calls.append(PromptCall(request, processor))
+        calls.append(PromptCall(request, processor, plan.cache_key))
     return calls
 
 
@@ -88,7 +93,9 @@ def _call_stream(tools: ToolPlan | None) -> ToolCallStream | None:
     )
 
 
-def _marker_ids(tools: ToolPlan | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The special token that begins calls, if there is one: skipped, no call would be seen."""
-    token_id = tokenizer.token_id(tools.format.marker) if tools and tools.format.marker else None
-    return () if token_id is None else (token_id,)
+def _marker_ids(plan: GenerationPlan, tokenizer: Tokenizer) -> set[int]:
+    """Special tokens around calls and thoughts: skipped, none of those would be seen."""
+    markers = [plan.tools.format.marker] if plan.tools else []
+    markers += plan.reasoning.tags if plan.reasoning else ()
+    ids = {tokenizer.token_id(marker) for marker in markers if marker}
+    return {token_id for token_id in ids if token_id is not None}

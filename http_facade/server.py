@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,11 +22,18 @@ from dataclasses import dataclass
 from aiohttp import web
 from opentelemetry.trace import TracerProvider
 
+from access.certificates import CertificateError
+from access.exposure import is_loopback, open_door_warning
+from access.keys_file import KeysFileError
 from clients.errors import EngineUnavailable
+from http_facade.access_log import ACCESS_LOG
 from http_facade.app import create_app
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
+from http_facade.keys import KEYS
+from http_facade.listening import CannotListen, bind
 from http_facade.protocol import FacadeProtocol
+from http_facade.tls import HANDSHAKE_SECONDS, server_tls
 
 _LAST_WORDS_SECONDS = 5.0  # for handlers to write their ends after they were told to
 _BACKLOG = 1024
@@ -34,20 +41,17 @@ _BACKLOG = 1024
 logger = logging.getLogger(__name__)
 
 
-class CannotListen(Exception):
-    """The address can't be listened on; the message names the flag to change."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunningFacade:
     facade: Facade
     host: str
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self.scheme}://{host}:{self.port}"
 
     async def drain(self, timeout_seconds: float) -> None:
         """Takes nothing new, waits for what runs, then ends what is left with an error."""
@@ -62,10 +66,15 @@ class RunningFacade:
 
 @asynccontextmanager
 async def running_facade(
-    config: FacadeConfig, *, tracer_provider: TracerProvider | None = None
+    config: FacadeConfig,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    shares_port: bool = False,
 ) -> AsyncIterator[RunningFacade]:
-    """Listens inside the block. Raises CannotListen."""
-    listener = _listen(config.host, config.port)
+    """Listens inside the block. `shares_port`: other processes listen on it, too.
+
+    Raises CannotListen, KeysFileError, CertificateError."""
+    listener = bind(config.host, config.port, shares_port=shares_port)
     app = create_app(config, tracer_provider=tracer_provider)
     runner = web.AppRunner(
         app,
@@ -75,22 +84,35 @@ async def running_facade(
     )
     try:
         await runner.setup()
-        async with _accepting(runner, listener):
-            yield RunningFacade(app[FACADE], config.host, listener.getsockname()[1])
+        async with server_tls(config.edge) as tls, _accepting(runner, app, listener, tls):
+            if not is_loopback(config.host) and not app[KEYS].is_required:
+                logger.warning(open_door_warning("SERVER", config.host))
+            port = listener.getsockname()[1]
+            scheme = "http" if tls is None else "https"
+            yield RunningFacade(app[FACADE], config.host, port, scheme)
     finally:
         await runner.cleanup()
         listener.close()
 
 
 @asynccontextmanager
-async def _accepting(runner: web.AppRunner, listener: socket.socket) -> AsyncIterator[None]:
+async def _accepting(
+    runner: web.AppRunner,
+    app: web.Application,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+) -> AsyncIterator[None]:
     """What aiohttp's sites do, with our protocol for a connection."""
     server = runner.server
     if server is None:
         raise RuntimeError("the runner was not set up")
     loop = asyncio.get_running_loop()
     accepting = await loop.create_server(
-        lambda: FacadeProtocol(server, loop=loop), sock=listener, backlog=_BACKLOG
+        lambda: FacadeProtocol(server, loop=loop, lines=app[ACCESS_LOG]),
+        sock=listener,
+        backlog=_BACKLOG,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
     )
     try:
         yield
@@ -98,29 +120,8 @@ async def _accepting(runner: web.AppRunner, listener: socket.socket) -> AsyncIte
         accepting.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise CannotListen(_why_not(host, port, error)) from None
-    return listener
-
-
-def _why_not(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: choose another with --port"
-    if error.errno == errno.EACCES:
-        return f"port {port} may not be listened on by this user: choose another with --port"
-    return f"can't listen on {host} port {port}: {error.strerror}; see --host and --port"
-
-
-async def serve(config: FacadeConfig) -> int:
-    """Serves until a signal; returns the exit code."""
+async def serve(config: FacadeConfig, *, shares_port: bool = False) -> int:
+    """Serves until a signal; returns the exit code. `shares_port`: see `running_facade`."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -130,13 +131,14 @@ async def serve(config: FacadeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with running_facade(config) as running:
+        async with running_facade(config, shares_port=shares_port) as running:
             print(json.dumps({"event": "listening", "http": running.url}), flush=True)
-            logger.info("listening on %s, engine %s", running.url, config.engine)
+            engines = ", ".join(map(str, config.engines))
+            logger.info("listening on %s, engines %s", running.url, engines)
             await stop.wait()
             logger.info("stopping: waiting for running requests")
             await _drain(running, config.shutdown_timeout_seconds, hurry)
-    except CannotListen as error:
+    except (CannotListen, KeysFileError, CertificateError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,11 +1,12 @@
 """One sample's tokens become its text: detokenizer, then stop strings, with the logprobs in step.
 
-    token ids -> Detokenizer -> characters -> StopChecker -> text that may be sent
+    token ids -> Detokenizer -> characters (-> ReasoningParser -> content) -> StopChecker -> text
 
+A thought goes past the stop strings: they are looked for in what the answer says.
 Tokens count as they are consumed, the one that completes a stop string included; later ones are
 ignored. A token's logprob entry travels with the token's text: it waits while that text is held
 back, and goes away with it when a stop string cuts it off. So the entries describe the text that
-was sent, in a stream as in one piece.
+was sent, in a stream as in one piece: the thought and its tags included.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from clients.text.detokenizer import Detokenizer
 from clients.text.errors import TextLayerError
+from clients.text.reasoning import ReasoningParser
 from clients.text.stop_strings import StopChecker, StopResult
 from clients.text.tokenizer import Tokenizer
 from clients.types import TokenLogprobs
@@ -63,6 +65,8 @@ class TextDelta:
     token_ids: tuple[int, ...]  # consumed by this push
     logprobs: tuple[LogprobEntry, ...]  # of the text released by now
     matched_stop: str | None
+    thought: str = ""
+    num_reasoning_tokens: int = 0  # more of the sample's tokens are known to be a thought's
 
 
 class TextStream:
@@ -77,11 +81,13 @@ class TextStream:
         want_logprobs: bool = False,
         hidden_token_ids: Collection[int] = (),
         shown_token_ids: Collection[int] = (),
+        reasoning: ReasoningParser | None = None,
     ) -> None:
         """`min_tokens`: a stop string counts from this token on: one that is complete with fewer
         tokens is ordinary text. `hidden_token_ids`: the ids that end the sample (end of sequence,
         stop ids); like special tokens they show only with `skip_special_tokens` off.
-        `shown_token_ids`: special tokens that show all the same."""
+        `shown_token_ids`: special tokens that show all the same. `reasoning`: new, and owned from
+        here on; None: all text is content."""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids
@@ -90,11 +96,14 @@ class TextStream:
         self._min_tokens = min_tokens
         self._want_logprobs = want_logprobs
         self._hidden_token_ids = frozenset(hidden_token_ids) if skip_special_tokens else frozenset()
+        self._reasoning = reasoning
+        self._thought: list[str] = []  # not yet delivered
         # Entries not yet delivered, each with the place in the text where its token begins.
         self._waiting: deque[tuple[int, LogprobEntry]] = deque()
         self._num_decoded = 0  # characters
-        self._num_released = 0  # characters, of those
+        self._num_released = 0  # characters of the content, of those
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0  # of those; the tags are the thought's, too
         self.matched_stop: str | None = None
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> TextDelta:
@@ -102,7 +111,7 @@ class TextStream:
         if self._want_logprobs and len(logprobs) != len(token_ids):
             raise TextLayerError(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
         texts = []
-        num_before = self.num_tokens
+        num_before, num_thought = self.num_tokens, self.num_reasoning_tokens
         for place, token_id in enumerate(token_ids):
             if self.matched_stop is not None:
                 break
@@ -111,12 +120,17 @@ class TextStream:
                 entry = self._entry(token_id, logprobs[place])
                 self._waiting.append((self._num_decoded, entry))
             if token_id not in self._hidden_token_ids:
+                in_thought = self._in_thought
                 texts.append(self._release(self._detokenizer.push(token_id)))
+                if in_thought or self._in_thought:  # it comes first: all tokens so far are its own
+                    self.num_reasoning_tokens = self.num_tokens
         return TextDelta(
             text="".join(texts),
             token_ids=tuple(token_ids[: self.num_tokens - num_before]),
             logprobs=self._released_entries(),
             matched_stop=self.matched_stop,
+            thought=self._take_thought(),
+            num_reasoning_tokens=self.num_reasoning_tokens - num_thought,
         )
 
     def finish(self) -> TextDelta:
@@ -124,20 +138,43 @@ class TextStream:
         text = ""
         if self.matched_stop is None:
             text = self._release(self._detokenizer.finish())
+        if self.matched_stop is None and self._reasoning is not None:
+            split = self._reasoning.finish()
+            self._thought.append(split.thought)
+            text += self._check_stop(split.content)
         if self.matched_stop is None:
             rest = self._stop_checker.finish()
             self._num_released += len(rest)
             text += rest
-        return TextDelta(text, (), self._released_entries(), self.matched_stop)
+        return TextDelta(
+            text, (), self._released_entries(), self.matched_stop, self._take_thought()
+        )
+
+    @property
+    def _in_thought(self) -> bool:
+        return self._reasoning is not None and self._reasoning.in_thought
 
     def _release(self, text: str) -> str:
         self._num_decoded += len(text)
+        if self._reasoning is not None and not self._reasoning.is_content:
+            split = self._reasoning.push(text)
+            self._thought.append(split.thought)
+            text = split.content
+        return self._check_stop(text)
+
+    def _check_stop(self, text: str) -> str:
         result: StopResult = self._stop_checker.push(
             text, honour=self.num_tokens >= self._min_tokens
         )
         self._num_released += len(result.text)
         self.matched_stop = result.matched
         return result.text
+
+    def _take_thought(self) -> str:
+        if not self._thought:
+            return ""
+        thought, self._thought = "".join(self._thought), []
+        return thought
 
     def _entry(self, token_id: int, logprobs: TokenLogprobs) -> LogprobEntry:
         hidden = token_id in self._hidden_token_ids or self._detokenizer.skips(token_id)
@@ -146,10 +183,11 @@ class TextStream:
     def _released_entries(self) -> tuple[LogprobEntry, ...]:
         if not self._waiting:
             return ()
-        nothing_held = (
-            self._num_released == self._num_decoded and not self._detokenizer.in_character
-        )
+        num_released = self._num_released
+        if self._reasoning is not None:
+            num_released += self._reasoning.num_passed
+        nothing_held = num_released == self._num_decoded and not self._detokenizer.in_character
         released = []
-        while self._waiting and (nothing_held or self._waiting[0][0] < self._num_released):
+        while self._waiting and (nothing_held or self._waiting[0][0] < num_released):
             released.append(self._waiting.popleft()[1])
         return tuple(released)

@@ -59,6 +59,10 @@ def nothing_else(content: object) -> JsonObject:
     return {"type": "structural_tag", "format": content}
 
 
+def in_sequence(formats: Sequence[object]) -> JsonObject:
+    return {"type": "sequence", "elements": list(formats)}
+
+
 def one_of(formats: Sequence[object]) -> JsonObject:
     return {"type": "or", "elements": list(formats)}
 
