@@ -4,7 +4,8 @@
 .PHONY: bench-grammar bench-kernels bench-parts bench-model bench-quality bench-stream protos docs clean
 
 BIN := .venv/bin
-PACKAGES := clients engine_service http_facade kernels protos scripts traces tests
+SINGLE_THREADED := tests/unit tests/property tests/kernels tests/golden
+PACKAGES := access clients engine_service http_facade kernels protos scripts traces tests
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,9 +17,16 @@ serve: install ## engine and HTTP facade with the embedded model; ARGS="..." are
 	@$(BIN)/firsttoken serve $(ARGS)
 
 test: install ## the tests that fit in minutes; ARGS="..." are pytest's
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(SINGLE_THREADED)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(SINGLE_THREADED)) tests
+endif
 
 test-full: install ## the slow tests
+	@scripts/install_browser.sh
+	@scripts/install_eval.sh
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: install ## lint, format, types, and that generated code and pages are current

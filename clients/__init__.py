@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         OutOfMemory,
         PermissionDenied,
         QueueFull,
+        RateLimited,
         RequestIdInUse,
         SlowReader,
         TokenizerStale,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         TokenizerBundle,
         TokenLogprobs,
         Usage,
+        Wait,
     )
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "PermissionDenied",
     "PrefillProgress",
     "QueueFull",
+    "RateLimited",
     "RequestIdInUse",
     "SamplingParams",
     "ServerInfo",
@@ -98,6 +101,7 @@ __all__ = [
     "TokenizerStale",
     "Unauthenticated",
     "Usage",
+    "Wait",
 ]
 
 _HOMES: Final = (

@@ -20,7 +20,9 @@ usage: firsttoken COMMAND [arguments]
   engine [MODEL]             the engine alone (gRPC)
   facade --engine HOST:PORT  an HTTP facade alone, in front of a running engine
   models                     the imported models and where they lie
+  keys new                   makes an API key, and its entry for the keys file
   control flush|drain --engine HOST:PORT  forget cached prefixes, or let the engine finish and end
+  ttft [TRACE_ID]            where the time to a first token went, of one trace or of many
   bench --url URL | --grpc HOST:PORT      load a server and say how it did; compare, sweep
 
 `firsttoken COMMAND --help` lists the flags; `firsttoken --version` prints the version."""
@@ -29,6 +31,7 @@ usage: firsttoken COMMAND [arguments]
 _MODULES: dict[str, tuple[str, ...]] = {
     "engine": ("engine_service",),
     "facade": ("http_facade",),
+    "keys": ("access.new_key",),
     "models": ("engine_service.model_store", "list"),
 }
 
@@ -49,12 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from clients.control import control  # gRPC
 
         return control(rest)
+    if command == "ttft":
+        from traces.explain.command import ttft
+
+        return ttft(rest)
     if command == "bench":
         return _bench(rest)
     if command in _MODULES:
         replacement = module_command(*_MODULES[command], *rest)
         os.execv(replacement[0], replacement)
-    close = difflib.get_close_matches(command, ["serve", "control", "bench", *_MODULES], n=1)
+    close = difflib.get_close_matches(
+        command, ["serve", "control", "bench", "ttft", *_MODULES], n=1
+    )
     hint = f" Did you mean {close[0]}?" if close else ""
     print(f"firsttoken: there is no command {command}.{hint}\n\n{_USAGE}", file=sys.stderr)
     return 2

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from clients.errors import CallCancelled
 from clients.options import ClientOptions, TlsOptions
-from clients.rpc_span import RpcSpan
+from clients.rpc_span import RpcSpan, server_attributes
 from clients.status import error_from_rpc
 from protos import engine_pb2_grpc
 
@@ -48,6 +48,7 @@ class Connection:
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.options = options
         self._target = target
+        self._server = server_attributes(target)
         self._stubs: Stubs | None = None
         self._closed = False
 
@@ -125,6 +126,8 @@ class Connection:
         self, span: RpcSpan | None, request_id: str, *, as_admin: bool = False
     ) -> Metadata:
         metadata: Metadata = () if span is None else span.metadata
+        if span is not None:
+            span.goes_to(self._server)
         if request_id:
             metadata += (("x-request-id", request_id),)
         try:

@@ -10,9 +10,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from clients.errors import EngineClientError
-from clients.options import ClientOptions
+from clients.options import ClientOptions, TlsOptions
 from clients.sync_client import SyncEngineClient
 
 ADMIN_KEY_VARIABLE = "FIRSTTOKEN_ADMIN_KEY"
@@ -22,7 +23,11 @@ def control(arguments: Sequence[str]) -> int:
     """The exit code: 1 when the engine refused or is not there."""
     given = _parser().parse_args(arguments)
     admin_key = given.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
-    options = ClientOptions(admin_key=admin_key)
+    try:
+        options = ClientOptions(admin_key=admin_key, tls=_tls(given))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with SyncEngineClient(given.engine, options=options) as client:
         try:
             if given.action == "flush":
@@ -33,6 +38,19 @@ def control(arguments: Sequence[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def _tls(given: argparse.Namespace) -> TlsOptions | None:
+    """Raises OSError for files that can't be read, ValueError for half a pair."""
+    if given.ssl_ca is None:
+        return None
+    certificate, private_key = given.ssl_certfile, given.ssl_keyfile
+    return TlsOptions(
+        root_certificates=None if given.ssl_ca == "system" else Path(given.ssl_ca).read_bytes(),
+        certificate_chain=certificate.read_bytes() if certificate else None,
+        private_key=private_key.read_bytes() if private_key else None,
+        server_name=given.ssl_server_name,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,4 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         "--admin-key",
         help=f"the engine's credential (or the environment variable {ADMIN_KEY_VARIABLE})",
     )
+    parser.add_argument(
+        "--ssl-ca",
+        metavar="FILE",
+        help="TLS; who signed the engine's certificate, or `system`; none: plain text",
+    )
+    parser.add_argument("--ssl-certfile", type=Path, help="our certificate, for mutual TLS")
+    parser.add_argument("--ssl-keyfile", type=Path, help="its private key")
+    parser.add_argument("--ssl-server-name", help="in the certificate, if not the address's")
     return parser

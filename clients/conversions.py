@@ -24,6 +24,7 @@ from clients.types import (
     Timing,
     TokenLogprobs,
     Usage,
+    Wait,
 )
 from protos import engine_pb2
 
@@ -62,12 +63,16 @@ def request_to_proto(request: GenerateRequest, request_id: str) -> engine_pb2.Ge
     if request.num_prompt_logprobs is not None:
         number = request.num_prompt_logprobs
         _carried("num_prompt_logprobs", setattr, message.response, "prompt_logprobs", number)
+    if request.tells_timing:
+        message.response.timing = True
     if request.cache_salt:
         _carried("cache_salt", setattr, message.kv, "cache_salt", request.cache_salt)
     if request.priority is not None:
         _carried("priority", setattr, message, "priority", request.priority)
     _carried("model", setattr, message, "model", request.model)
     _carried("tenant", setattr, message, "tenant", request.tenant)
+    if request.attempt is not None:
+        _carried("attempt", setattr, message, "attempt", request.attempt)
     _carried("tokenizer_digest", setattr, message, "tokenizer_digest", request.tokenizer_digest)
     return message
 
@@ -183,6 +188,7 @@ def event_from_proto(message: engine_pb2.GenerateEvent) -> GenerateEvent | None:
                 index=message.index,
                 token_ids=tuple(delta.token_ids),
                 logprobs=tuple(map(_logprobs_from_proto, delta.logprobs)),
+                timing=_timing_from_proto(delta.timing) if delta.HasField("timing") else None,
             )
         case "prefill_progress":
             progress = message.prefill_progress
@@ -245,7 +251,18 @@ def _timing_from_proto(message: engine_pb2.Timing) -> Timing:
         cached_tokens=message.cached_tokens,
         preemptions=message.preemptions,
         first_step_id=message.first_step_id,
+        waits=tuple(
+            Wait(_reason_name(wait.reason), wait.duration_us * _MICROSECOND)
+            for wait in message.waits
+        ),
     )
+
+
+def _reason_name(reason: engine_pb2.WaitReason.ValueType) -> str:
+    """That of a newer engine has none here."""
+    if reason not in engine_pb2.WaitReason.values():
+        return "unknown"
+    return engine_pb2.WaitReason.Name(reason).removeprefix("WAIT_REASON_").lower()
 
 
 # ---------------------------------------------------------------- about the engine

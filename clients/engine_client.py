@@ -68,6 +68,17 @@ class EngineClient:
             )
         )
 
+    async def keep_traces(self, trace_ids: Sequence[str]) -> None:
+        """Has the engine export what it holds of traces that were not sampled: 32 hexadecimal
+        digits each, at most 256."""
+        await self._retried(
+            lambda timeout: self._connection.call(
+                self._connection.stubs.engine.KeepTraces,
+                engine_pb2.KeepTracesRequest(trace_ids=trace_ids),
+                timeout=timeout,
+            )
+        )
+
     # ------------------------------------------------------------ about the engine
 
     async def get_model_info(self) -> ModelInfo:

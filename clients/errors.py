@@ -6,6 +6,7 @@
     │   └── ContextLengthExceeded  (OUT_OF_RANGE)
     ├── ModelNotFound            (NOT_FOUND)
     ├── QueueFull                try again after the hint (RESOURCE_EXHAUSTED)
+    │   └── RateLimited          a limit of the caller's key (RESOURCE_EXHAUSTED)
     ├── SlowReader               this reader made no progress (RESOURCE_EXHAUSTED)
     ├── OutOfMemory              (RESOURCE_EXHAUSTED)
     ├── RequestIdInUse           (ALREADY_EXISTS)
@@ -68,6 +69,10 @@ class ModelNotFound(EngineClientError):
 
 
 class QueueFull(EngineClientError):
+    pass
+
+
+class RateLimited(QueueFull):
     pass
 
 

@@ -61,6 +61,7 @@ class GenerateStream:
         self._deadline = Deadline(timeout)
         self._parent = otel_context.get_current()
         self._call: StreamCall[engine_pb2.GenerateEvent] | None = None  # None: not yet accepted
+        self._span: RpcSpan | None = None  # of the last attempt
         self._unread: GenerateEvent | None = None  # seen by wait_accepted, not yet by the reader
         self._accepted: Accepted | None = None
         self._cached_tokens = 0
@@ -173,12 +174,14 @@ class GenerateStream:
             raise DeadlineExceeded("the deadline passed before the engine accepted the request")
         if number > 1:
             self._message.request_id = f"{self._first_request_id}-r{number}"
+            self._message.attempt = max(self._message.attempt, 1) + 1
         self._check_size()
         stubs = self._connection.stubs
+        self._span = RpcSpan("Generate", self._parent, request_id=self.request_id)
         self._call = self._connection.open_stream(
             stubs.engine.Generate,
             self._message,
-            span=RpcSpan("Generate", self._parent, request_id=self.request_id),
+            span=self._span,
             request_id=self._first_request_id,
             timeout=remaining_seconds,
         )
@@ -205,6 +208,8 @@ class GenerateStream:
             case PrefillProgress():
                 self._cached_tokens = max(self._cached_tokens, event.cached_tokens)
             case Delta():
+                if self._completion_tokens == 0 and self._span is not None:
+                    self._span.first_token_received()
                 self._completion_tokens += len(event.token_ids)
             case Finished():
                 self._num_finished += 1

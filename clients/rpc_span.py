@@ -6,6 +6,8 @@ a stream's events are read by whoever reads them, and its context must not leak 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -13,12 +15,21 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from traces import names
+from traces.clock import now_unix_ns
 from traces.propagation import inject
 
 ENGINE = "firsttoken.v1.Engine"
 CONTROL = "firsttoken.v1.Control"
 
 _tracer = trace.get_tracer("firsttoken.clients")
+
+
+def server_attributes(target: str) -> Mapping[str, str | int]:
+    """Which server an rpc goes to, from what gRPC takes."""
+    host, colon, port = target.rpartition(":")
+    if colon and port.isdigit():
+        return {names.SERVER_ADDRESS: host, names.SERVER_PORT: int(port)}
+    return {names.SERVER_ADDRESS: target}
 
 
 class RpcSpan:
@@ -35,7 +46,11 @@ class RpcSpan:
         if request_id:
             attributes[names.REQUEST_ID] = request_id
         self._span = _tracer.start_span(
-            f"{service}/{method}", context=parent, kind=SpanKind.CLIENT, attributes=attributes
+            f"{service}/{method}",
+            context=parent,
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=now_unix_ns(),
         )
         self.metadata = inject(trace.set_span_in_context(self._span, parent))
         self._ended = False
@@ -48,6 +63,14 @@ class RpcSpan:
             return None
         return cls(method, parent, service=service)
 
+    def goes_to(self, server: Mapping[str, str | int]) -> None:
+        """`server`: of `server_attributes`."""
+        self._span.set_attributes(server)
+
+    def first_token_received(self) -> None:
+        if self._span.is_recording():
+            self._span.add_event(names.EVENT_FIRST_TOKEN_RECEIVED, timestamp=now_unix_ns())
+
     def end(self, code: grpc.StatusCode, *, is_error: bool = True) -> None:
         """`is_error=False` for a stream that was left on purpose, its work done."""
         if self._ended:
@@ -58,4 +81,4 @@ class RpcSpan:
         if code is not grpc.StatusCode.OK and is_error:
             self._span.set_attribute(names.ERROR_TYPE, code.name)
             self._span.set_status(Status(StatusCode.ERROR, code.name))
-        self._span.end()
+        self._span.end(now_unix_ns())

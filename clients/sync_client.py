@@ -45,6 +45,9 @@ class SyncEngineClient:
     def abort(self, request_id: str, indices: Sequence[int] = ()) -> None:
         self._loop.run(self._client.abort(request_id, indices))
 
+    def keep_traces(self, trace_ids: Sequence[str]) -> None:
+        self._loop.run(self._client.keep_traces(trace_ids))
+
     def get_model_info(self) -> ModelInfo:
         return self._loop.run(self._client.get_model_info())
 

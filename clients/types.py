@@ -63,10 +63,12 @@ class GenerateRequest:
     structured_output: StructuredOutput | None = None
     num_logprobs: int | None = None  # alternatives per token, 0: the chosen one only
     num_prompt_logprobs: int | None = None  # the same, per prompt token after the first
+    tells_timing: bool = False  # the first Delta of each sample carries its timing so far
     cache_salt: str = ""  # divides the cached prefixes of its tenant; never joins others'
     priority: int | None = None  # lower runs first; clamped to the server's range
     tenant: str = ""  # whom it is for; not to be taken from what a caller of yours says
     tokenizer_digest: str = ""
+    attempt: int | None = None  # of its caller, from 1; None: not known; our own retries count on
 
 
 # ---------------------------------------------------------------- events
@@ -101,6 +103,7 @@ class Delta:
     index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # empty, or one per token
+    timing: Timing | None = None  # with a sample's first tokens, where it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,15 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`reason`: running_step, not_seen, grammar, prefix_in_flight, no_slot, no_budget, no_blocks,
+    turn; `protos/engine.proto` says what each means."""
+
+    reason: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,7 @@ class Timing:
     cached_tokens: int
     preemptions: int
     first_step_id: int
+    waits: tuple[Wait, ...] = ()  # up to the first token; of requests that ask, or are traced
 
 
 @dataclass(frozen=True, slots=True)

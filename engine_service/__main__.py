@@ -32,7 +32,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     name = model_name(arguments.model, model_dir)
-    return asyncio.run(_serve(to_config(arguments, model_dir, name)))
+    try:
+        config = to_config(arguments, model_dir, name)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
+    return asyncio.run(_serve(config))
 
 
 async def _serve(config: ServiceConfig) -> int:

@@ -121,6 +121,9 @@ class _NoGrammars:
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:
         return []
 
+    def take_compile_times_ns(self) -> list[int]:
+        return []
+
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         return None
 

@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from engine_service.errors import EngineError
-from engine_service.messages import Finish, RequestOutput, TokenLogprobs
+from engine_service.messages import Finish, RequestOutput, RequestTiming, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class SampleEvents:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
+    timing: RequestTiming | None = None  # with the first token, where it is asked for
 
     @classmethod
     def of(cls, output: RequestOutput) -> SampleEvents:
@@ -38,6 +39,7 @@ class SampleEvents:
             [*output.new_token_ids],
             [*output.new_logprobs],
             output.finish,
+            output.timing,
         )
 
     def merge(self, output: RequestOutput) -> None:
@@ -47,6 +49,7 @@ class SampleEvents:
         self.prompt_logprobs += output.new_prompt_logprobs
         self.token_ids += output.new_token_ids
         self.logprobs += output.new_logprobs
+        self.timing = self.timing or output.timing
         if output.finish is not None:
             self.finish = output.finish
 

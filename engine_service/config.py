@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
+
+from access.keys import ApiKey
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -14,6 +18,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     kernels: str = "auto"  # auto, cpu, reference
     max_model_len: int | None = None  # tokens; None: the model's
     batch_invariant: bool = False  # a token's bits don't depend on what else a step computes
+    generation_config: str = "auto"  # auto: sampling defaults are the model's; none, vllm: neutral
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -58,6 +63,17 @@ class CoreConfig(msgspec.Struct, frozen=True):
     check_integrity: bool = False  # re-derive the KV bookkeeping whenever the core falls idle
 
 
+class EdgeConfig(msgspec.Struct, frozen=True):
+    """Who may reach the gRPC edge. No keys of any kind: no key is asked for."""
+
+    api_keys: tuple[ApiKey, ...] = ()
+    api_keys_file: Path | None = None
+    trusted_key_digest: bytes = b""  # SHA-256 of the facade's key; empty: there is none
+    ssl_certfile: Path | None = None  # None: plain text
+    ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None  # clients need a certificate of these; None: they need none
+
+
 class ServiceConfig(msgspec.Struct, frozen=True):
     """The engine service around the core."""
 
@@ -73,6 +89,8 @@ class ServiceConfig(msgspec.Struct, frozen=True):
     trace_dir: str | None = None  # local store; None: none
     otlp_traces_endpoint: str | None = None
     trace_sample_ratio: float = 1.0  # of traces started here; others follow their parent
+    trace_slow_ttft_ms: float = 1000.0  # those started here are kept all the same; 0: none
     admin_key_digest: bytes = b""  # SHA-256 of Control's credential; empty: Control is closed
+    edge: EdgeConfig = EdgeConfig()
     core_in_process: bool = False  # a thread in place of a process, for tests and tiny machines
     log_level: str = "info"

@@ -38,8 +38,10 @@ MIN_REPETITION_PENALTY: Final = 0.03125  # exact as a float; logits are divided 
 MAX_BAD_SEQUENCES: Final = 1024
 MAX_BAD_SEQUENCE_TOKENS: Final = 128
 MAX_STOP_TOKEN_IDS: Final = 1024
+MAX_KEPT_TRACES: Final = 256  # in one call
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,256}")  # printable ASCII without the space
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ def check_request_id(request_id: str) -> None:
         raise InvalidRequest(
             "must be 1 to 256 printable ASCII characters without spaces", field="request_id"
         )
+
+
+def check_trace_ids(request: pb.KeepTracesRequest) -> None:
+    if len(request.trace_ids) > MAX_KEPT_TRACES:
+        raise InvalidRequest(f"has more than {MAX_KEPT_TRACES} ids", field="trace_ids")
+    for trace_id in request.trace_ids:
+        if not _TRACE_ID.fullmatch(trace_id):
+            raise InvalidRequest("must be 32 hexadecimal digits each", field="trace_ids")
 
 
 def check_target(request: pb.GenerateRequest, model: ServedModel) -> None:
@@ -128,6 +138,7 @@ def to_add_request(
         cache_salt=effective_cache_salt(request.tenant, request.kv.cache_salt),
         arrival_ns=arrival_ns,
         deadline_ns=deadline_ns,
+        tells_timing=request.response.timing,
     )
 
 

@@ -14,8 +14,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ from engine_service.messages import (
     StepFrame,
 )
 from engine_service.service_metrics import ServiceMetrics
+from engine_service.step_spans import StepSpans
 from engine_service.transport import CoreConnection
 
 _NANO = 1e-9
@@ -53,7 +54,16 @@ _DEADLINE_SLACK_NS = 50_000_000  # the caller's clock starts before its call arr
 
 _EXPIRED = Failure(DeadlineExceeded.reason, "the deadline passed")
 
-SampleFinished = Callable[[int, Finish], None]  # (index, how it ended)
+
+class RequestObserver(Protocol):
+    """Is told what becomes of a request's samples, also after its reader left."""
+
+    def first_token(self, index: int, computed_ns: int, received_ns: int) -> None: ...
+
+    def sample_finished(self, index: int, finish: Finish) -> None: ...
+
+    def sample_lost(self, index: int) -> None:
+        """The core died."""
 
 
 @dataclass(slots=True)
@@ -68,10 +78,11 @@ class _Sample:
 class _LiveRequest:
     request: AddRequest
     samples: list[_Sample]
-    on_sample_finished: SampleFinished
+    observer: RequestObserver
     collector: Collector = field(default_factory=Collector)
     queue_timer: asyncio.TimerHandle | None = None
     has_reader: bool = True
+    left_ns: int = 0  # its reader left before its end; 0: it did not
     is_expired: bool = False  # a deadline ended it, not its caller
 
 
@@ -108,6 +119,7 @@ class EngineActor:
         self.stats = CoreStats()
         self._state_change = asyncio.Event()
         self._metrics = metrics
+        self.step_spans = StepSpans()
         self._stall_timeout_seconds = stall_timeout_seconds
         self._queue_timeout_seconds = limits.queue_timeout_seconds
         self._admission = Admission(
@@ -157,8 +169,21 @@ class EngineActor:
         if error := self.unavailable():
             raise error
 
-    def submit(self, request: AddRequest, on_sample_finished: SampleFinished) -> RequestStream:
-        """Admits a validated request. Raises an EngineError and keeps nothing if it may not run."""
+    def check_admits(self) -> None:
+        """`check_available` for a generation: where it raises, one was refused."""
+        if error := self.unavailable():
+            self.refused(error)
+            raise error
+
+    def refused(self, error: EngineError) -> None:
+        """Told of each generation that was turned away before `submit`, which tells itself."""
+        self._metrics.rejected(error)
+
+    def submit(
+        self, request: AddRequest, observer: RequestObserver, *, comes_again: bool | None = None
+    ) -> RequestStream:
+        """Admits a validated request. Raises an EngineError and keeps nothing if it may not run.
+        `comes_again`: after a refusal; None: not known."""
         try:
             self.check_available()
             if request.request_id in self._live:
@@ -170,12 +195,13 @@ class EngineActor:
                 len(request.prompt_token_ids),
                 time.monotonic(),
                 patience_seconds=self._patience_seconds(request),
+                comes_again=comes_again,
             )
         except EngineError as error:
-            self._metrics.rejected(error)
+            self.refused(error)
             raise
         samples = [_Sample() for _ in range(request.n)]
-        live = _LiveRequest(request, samples, on_sample_finished)
+        live = _LiveRequest(request, samples, observer)
         self._live[request.request_id] = live
         if self._queue_timeout_seconds is not None:
             loop = asyncio.get_running_loop()
@@ -184,10 +210,13 @@ class EngineActor:
         self._post(request)
         return RequestStream(self, live)
 
-    def abort(self, request_id: str, indices: tuple[int, ...] = ()) -> None:
-        """Asks the core to end samples; what is unknown or finished is left alone."""
+    def abort(
+        self, request_id: str, indices: tuple[int, ...] = (), tenant: str | None = None
+    ) -> None:
+        """Asks the core to end samples; what is unknown or finished is left alone, and what isn't
+        the tenant's, where one is given."""
         live = self._live.get(request_id)
-        if live is None:
+        if live is None or tenant not in (None, live.request.tenant):
             return
         wanted = indices or range(live.request.n)
         if any(not live.samples[i].is_finished for i in wanted if i < live.request.n):
@@ -200,6 +229,7 @@ class EngineActor:
             live.is_expired = True
         request_id = live.request.request_id
         if self._live.get(request_id) is live:  # it may have ended, and its id be in use again
+            live.left_ns = time.monotonic_ns()
             self.abort(request_id)
 
     async def flush_prefix_cache(self) -> int:
@@ -233,6 +263,8 @@ class EngineActor:
         self._last_frame_ns = time.monotonic_ns()
         self.stats = frame.stats
         self._metrics.step(frame.num_scheduled_tokens)
+        self._metrics.grammars_compiled(frame.grammar_compile_times_ns)
+        self.step_spans.add(frame.records)
         for output in frame.outputs:
             live = self._live.get(output.request_id)
             if live is not None:
@@ -260,9 +292,10 @@ class EngineActor:
         """Ends every live request at once; no word from the core is awaited."""
         for live in list(self._live.values()):
             live.collector.fail(error)
-            for sample in live.samples:
+            for index, sample in enumerate(live.samples):
                 if not sample.is_finished:
                     self._metrics.sample_lost(FinishReason.ERROR)
+                    live.observer.sample_lost(index)
             self._forget(live)
         self._admission.reset(time.monotonic())
         while self._flushes:
@@ -289,12 +322,15 @@ class EngineActor:
         if sample.is_finished:
             return
         started = output.num_prefilled_tokens is not None or bool(output.new_token_ids)
+        was_queued = sample.is_queued and not started
         if sample.is_queued and (started or output.finish is not None):
             sample.is_queued = False
             self._leave_queue(live, scheduled=started)
             if started and live.queue_timer is not None:
                 live.queue_timer.cancel()
         if output.new_token_ids:
+            if sample.num_output_tokens == 0:
+                live.observer.first_token(output.index, end_ns, self._last_frame_ns)
             self._count_tokens(live.request, sample, len(output.new_token_ids), end_ns)
         failure = output.finish.failure if output.finish is not None else None
         if failure is not None:
@@ -302,6 +338,8 @@ class EngineActor:
         elif live.has_reader:
             live.collector.put(output)
         if output.finish is not None:
+            if not was_queued:
+                self._admission.freed()
             self._finish_sample(live, output.index, output.finish)
 
     def _leave_queue(self, live: _LiveRequest, *, scheduled: bool) -> None:
@@ -324,8 +362,10 @@ class EngineActor:
         if live.is_expired and finish.reason is FinishReason.ABORT:
             finish = msgspec.structs.replace(finish, reason=FinishReason.ERROR, failure=_EXPIRED)
         self._metrics.sample_ended(finish, len(request.prompt_token_ids), sample.num_output_tokens)
-        live.on_sample_finished(index, finish)
+        live.observer.sample_finished(index, finish)
         if all(sample.is_finished for sample in live.samples):
+            if live.left_ns:
+                self._metrics.freed(max(finish.timing.finished_ns - live.left_ns, 0))
             self._forget(live)
         elif finish.failure is not None:
             self.abort(request.request_id)  # the call fails as a whole

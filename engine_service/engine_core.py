@@ -42,6 +42,7 @@ from engine_service.request import Request, RequestKey, RequestStatus
 from engine_service.request_output import Grammars
 from engine_service.scheduler import Scheduler
 from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.step_recorder import StepRecorder, StepStamps
 from engine_service.token_lists import TokenLists
 from engine_service.transport import CoreChannel
 
@@ -74,6 +75,9 @@ class CompiledGrammars(Grammars, Protocol):
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         """`sampling`: the requests that sample in this step, in scheduled order."""
 
+    def take_compile_times_ns(self) -> list[int]:
+        """How long each compilation took that ended since the last call."""
+
     def prepare(self) -> None:
         """The core is idle: what the first grammar needs may be loaded, beside."""
 
@@ -105,7 +109,9 @@ class EngineCore:
         self._scheduler = Scheduler(config.scheduler, kv_cache_manager)
         self._check_integrity = config.check_integrity
         self._failed_steps = 0
+        self._mask_ns = 0  # when the last step's grammar masks were filled
         self._last_step_id = 0
+        self._recorder = StepRecorder(self._scheduler)
         self._stopping = False
 
     def run(self) -> None:
@@ -123,6 +129,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """Drain the mailbox, schedule, execute, update, emit; False: nothing to compute."""
+        drained_ns = time.monotonic_ns()
         outputs = self._take_commands(self._mailbox.drain()) + self._take_grammars()
         outputs += self._expire()
         scheduler_output = self._scheduler.schedule(time.monotonic_ns())
@@ -136,6 +143,11 @@ class EngineCore:
         end_ns = time.monotonic_ns()
         outputs += self._scheduler.update_from_output(
             scheduler_output, runner_output, start_ns, end_ns, self._grammars
+        )
+        self._recorder.step_done(
+            StepStamps(drained_ns, start_ns, max(self._mask_ns, start_ns), end_ns),
+            scheduler_output,
+            runner_output,
         )
         self._emit(scheduler_output, start_ns, end_ns, outputs)
         return True
@@ -160,10 +172,15 @@ class EngineCore:
         """The edge refuses what can't run; should it err, the request fails and nothing else."""
         outputs: list[RequestOutput] = []
         lists = TokenLists.of(command.sampling, command.stopping)
+        is_watched = command.is_traced or command.tells_timing
+        if command.is_traced:
+            self._recorder.traced_request_came(command.arrival_ns)
         for index in range(command.n):
             request = _request_of(command, index, lists)
             try:
-                self._scheduler.add_request(request)
+                self._scheduler.add_request(
+                    request, is_watched=is_watched, wants_steps=command.is_traced
+                )
             except EngineError as error:
                 request.finished_ns = time.monotonic_ns()
                 failure = Failure(error.reason, error.message, error.field)
@@ -213,6 +230,7 @@ class EngineCore:
         sampling = [item.request for item in scheduler_output.scheduled if item.samples]
         try:
             bitmask = self._grammars.fill_bitmask(sampling)
+            self._mask_ns = time.monotonic_ns()
             runner_output = self._runner.execute_model(scheduler_output, bitmask)
         except Exception as error:
             self._failed_steps += 1
@@ -242,6 +260,8 @@ class EngineCore:
                 num_scheduled_tokens=scheduler_output.num_scheduled_tokens,
                 outputs=outputs,
                 stats=self._scheduler.stats(),
+                records=self._recorder.take(),
+                grammar_compile_times_ns=self._grammars.take_compile_times_ns(),
             )
         )
 
@@ -256,6 +276,8 @@ class EngineCore:
                 num_scheduled_tokens=0,
                 outputs=outputs,
                 stats=self._scheduler.stats(),
+                records=self._recorder.take(),
+                grammar_compile_times_ns=self._grammars.take_compile_times_ns(),
             )
         )
 
@@ -264,6 +286,7 @@ class EngineCore:
         if self._check_integrity:
             self._scheduler.check_integrity()
         if not self._mailbox.wait(self._seconds_to_rest()):
+            self._recorder.idle()
             self._emit_idle([])
             self._grammars.prepare()
 
@@ -290,6 +313,8 @@ def _request_of(command: AddRequest, index: int, lists: TokenLists) -> Request:
         arrival_ns=command.arrival_ns,
         deadline_ns=command.deadline_ns,
         shared_lists=lists,
+        taken_ns=time.monotonic_ns(),
+        tells_timing=command.tells_timing,
         status=RequestStatus.WAITING_FOR_GRAMMAR if waits_for_grammar else RequestStatus.WAITING,
     )
 

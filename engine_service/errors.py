@@ -6,12 +6,14 @@
     ├── ModelNotFound           not the model served here
     ├── QueueFull               try again after `retry_after_seconds`
     │   └── WaitTooLong         there is room, but not in the time that the request has
+    ├── RateLimited             the caller's key has used what it may; `retry_after_seconds`
     ├── SlowReader              the stream's reader made no progress
     ├── OutOfMemory             the device has no memory for this request
     ├── RequestIdInUse          a live request has this id
     ├── TokenizerStale          token ids were made by another tokenizer
     ├── EngineUnavailable       the core is dead, loading or draining
-    ├── PermissionDenied        Control is called without its credential
+    ├── Unauthenticated         no key, or an unknown one, where one is asked for
+    ├── PermissionDenied        the key does not open this: Control, or another's tenant
     ├── DeadlineExceeded        the caller's deadline passed
     └── InternalError           a fault of ours
 
@@ -56,6 +58,10 @@ class WaitTooLong(QueueFull):
     pass
 
 
+class RateLimited(EngineError):
+    reason = "RATE_LIMIT_EXCEEDED"
+
+
 class SlowReader(EngineError):
     reason = "SLOW_READER"
 
@@ -74,6 +80,10 @@ class TokenizerStale(EngineError):
 
 class EngineUnavailable(EngineError):
     reason = "ENGINE_UNAVAILABLE"
+
+
+class Unauthenticated(EngineError):
+    reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(EngineError):

@@ -6,7 +6,6 @@ Light to import: `--print-flags` answers without loading gRPC or torch.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from access.keys import digest_of
 from engine_service.config import (
     CacheConfig,
     CoreConfig,
@@ -22,7 +22,9 @@ from engine_service.config import (
     SchedulerConfig,
     ServiceConfig,
 )
+from engine_service.edge_flags import add_edge_flags, edge_config, key
 from engine_service.logs import LEVELS
+from traces.otlp import otlp_flag
 from traces.setup import trace_directory
 
 _MODEL, _CACHE, _SCHEDULER = ModelConfig("", ""), CacheConfig(), SchedulerConfig()
@@ -71,12 +73,6 @@ def _weights(text: str) -> dict[str, float]:
     return weights
 
 
-def _key(text: str) -> str:
-    if not text or not all("!" <= character <= "~" for character in text):
-        raise argparse.ArgumentTypeError("must be printable ASCII without spaces")
-    return text
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="firsttoken engine",
@@ -108,10 +104,11 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--admin-key",
-        type=_key,
+        type=key,
         help="credential of the Control service, which is closed without one"
         f" (or the environment variable {ADMIN_KEY_VARIABLE})",
     )
+    add_edge_flags(add)
     add("--log-level", choices=LEVELS, default=_SERVICE.log_level, help="what goes to stderr")
     add(
         "--core-in-process",
@@ -149,6 +146,12 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the same tokens whatever else is in the batch; the CPU kernels always do so, "
         "for others it is slower",
+    )
+    add(
+        "--generation-config",
+        choices=("auto", "vllm", "none"),
+        default=_MODEL.generation_config,
+        help="sampling defaults; auto: the model's generation_config.json; vllm, none: neutral",
     )
 
 
@@ -257,17 +260,31 @@ def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the local trace store, or none ($FIRSTTOKEN_TRACE_DIR, else under the user's cache)",
     )
-    add("--otlp-traces-endpoint", help="OTLP collector, as http://host:4317")
+    add(
+        "--otlp-traces-endpoint",
+        type=otlp_flag,
+        metavar="ENDPOINT",
+        help="OTLP collector: HOST:4317 (gRPC), or http://HOST:4318/v1/traces (HTTP);"
+        " $OTEL_EXPORTER_OTLP_PROTOCOL tells which, too",
+    )
     add(
         "--trace-sample-ratio",
         type=_real(0, 1),
         default=_SERVICE.trace_sample_ratio,
         help="share of the traces started here that is kept",
     )
+    add(
+        "--trace-slow-ttft-ms",
+        type=_real(0, 3_600_000),
+        default=_SERVICE.trace_slow_ttft_ms,
+        help="of the others, those whose first token takes longer are kept all the same; 0: none",
+    )
 
 
 def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -> ServiceConfig:
-    """`model_name`: what the model is called unless a flag says otherwise."""
+    """`model_name`: what the model is called unless a flag says otherwise. Raises ValueError for
+    flags that can't go together."""
+    admin_key = arguments.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
     core = CoreConfig(
         model=ModelConfig(
             model_dir=str(model_dir),
@@ -278,6 +295,7 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             kernels=arguments.kernels,
             max_model_len=arguments.max_model_len,
             batch_invariant=arguments.batch_invariant,
+            generation_config=arguments.generation_config,
         ),
         cache=CacheConfig(
             block_size=arguments.block_size,
@@ -315,14 +333,12 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
         trace_dir=trace_directory(arguments.trace_dir),
         otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         trace_sample_ratio=arguments.trace_sample_ratio,
-        admin_key_digest=_digest(arguments.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)),
+        trace_slow_ttft_ms=arguments.trace_slow_ttft_ms,
+        admin_key_digest=digest_of(admin_key) if admin_key else b"",
+        edge=edge_config(arguments),
         core_in_process=arguments.core_in_process,
         log_level=arguments.log_level,
     )
-
-
-def _digest(key: str | None) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest() if key else b""
 
 
 def flags_as_json(parser: argparse.ArgumentParser) -> str:

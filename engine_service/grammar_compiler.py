@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -51,6 +52,7 @@ class GrammarCompiler:
         self._closed = False
         self._has_work = threading.Condition()
         self._finished: SimpleQueue[Compilation] = SimpleQueue()
+        self._times_ns: SimpleQueue[int] = SimpleQueue()
         # A daemon: a grammar that still compiles must not hold the process.
         threading.Thread(target=self._run, name="grammar-compiler", daemon=True).start()
 
@@ -82,6 +84,13 @@ class GrammarCompiler:
             except Empty:
                 return finished
 
+    def take_times_ns(self) -> list[int]:
+        """How long each compilation took that ended since the last call, bad grammars included."""
+        times_ns: list[int] = []
+        while not self._times_ns.empty():
+            times_ns.append(self._times_ns.get_nowait())
+        return times_ns
+
     def close(self) -> None:
         """Ends thread and process; what waits is never compiled."""
         with self._has_work:
@@ -95,7 +104,10 @@ class GrammarCompiler:
         while not self._closed:
             spec = self._next()
             if spec is not None:
-                self._finished.put((spec, self._compile(spec)))
+                began_ns = time.monotonic_ns()
+                result = self._compile(spec)
+                self._times_ns.put(time.monotonic_ns() - began_ns)
+                self._finished.put((spec, result))
                 self._on_ready()
             elif not self._closed:
                 self._prepare_now()

@@ -8,7 +8,7 @@ core already validated and resolved (defaults applied, max_tokens clamped, a see
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -88,6 +88,8 @@ class AddRequest(_Message, frozen=True):
     cache_salt: str = ""
     arrival_ns: int = 0
     deadline_ns: int = 0  # ends with DEADLINE_EXCEEDED from then on; 0: none
+    is_traced: bool = False  # the steps that it waits for, or is computed in, are recorded
+    tells_timing: bool = False  # its first token comes with the timing so far
 
 
 class AbortRequest(_Message, frozen=True):
@@ -120,6 +122,24 @@ class TokenLogprobs(_Message, frozen=True):
     top_logprobs: list[float]
 
 
+class WaitReason(enum.IntEnum):
+    """Why a request that could be computed is not, or why it can't be."""
+
+    NOT_SEEN = 0  # it is in the core, but the scheduler has not run since
+    GRAMMAR = 1  # its grammar compiles
+    PREFIX_IN_FLIGHT = 2  # another request computes the block that it needs next
+    NO_SLOT = 3  # as many run as may
+    NO_BUDGET = 4  # the step's tokens, or its time, went to others
+    NO_BLOCKS = 5  # of the KV cache
+    TURN = 6  # another tenant's, which came later but has had less
+
+
+class Wait(_Message, frozen=True):
+    reason: WaitReason
+    start_ns: int
+    end_ns: int
+
+
 class PrefillChunk(_Message, frozen=True):
     """One step's share of a request's prompt (or of its recompute after a preemption)."""
 
@@ -127,6 +147,8 @@ class PrefillChunk(_Message, frozen=True):
     start_ns: int
     end_ns: int
     num_tokens: int
+    scheduled_ns: int = 0  # when the step was scheduled
+    num_step_tokens: int = 0  # of all requests in the step, its own included
 
 
 class RequestTiming(_Message, frozen=True):
@@ -140,6 +162,9 @@ class RequestTiming(_Message, frozen=True):
     num_preemptions: int = 0
     first_step_id: int = 0
     prefill_chunks: tuple[PrefillChunk, ...] = ()
+    taken_ns: int = 0  # the core took it from its mailbox
+    waits: tuple[Wait, ...] = ()  # up to the first token; of requests that are traced or tell it
+    num_cached_tokens: int = 0
 
 
 class Failure(_Message, frozen=True):
@@ -168,6 +193,48 @@ class RequestOutput(_Message, frozen=True):
     num_cached_tokens: int = 0  # of those, from the prefix cache
     finish: Finish | None = None
     new_prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens after the first, each once
+    timing: RequestTiming | None = None  # with the first token, where it is asked for
+
+
+class StepShare(msgspec.Struct, frozen=True, array_like=True):
+    """What one request had of a step."""
+
+    request_id: str
+    index: int
+    num_computed_tokens: int  # before it
+    num_tokens: int
+    num_cached_tokens: int  # of those before it, found in the prefix cache when it was admitted
+    is_prefill: bool
+
+
+class StepRecord(_Message, frozen=True):
+    """One step, told because a traced request waited for it or had its prompt computed in it.
+
+    drained --take commands-- scheduled --schedule-- start --mask, batch, forward, sample-- end
+            --update-- updated
+    """
+
+    step_id: int
+    drained_ns: int
+    scheduled_ns: int
+    start_ns: int
+    mask_ns: int  # each of these: the end of that part
+    batch_ns: int
+    forward_ns: int
+    end_ns: int
+    updated_ns: int
+    token_budget: int
+    num_tokens: int
+    num_requests: int
+    num_prefill_tokens: int
+    num_preemptions: int
+    num_waiting: int
+    num_free_blocks: int  # cached ones included
+    shares: list[StepShare]  # the largest, up to MAX_STEP_SHARES
+    waiting: list[tuple[str, int]]  # traced samples without a share
+
+
+MAX_STEP_SHARES: Final = 64
 
 
 class CoreStats(_Message, frozen=True):
@@ -197,6 +264,8 @@ class StepFrame(_Message, frozen=True):
     num_scheduled_tokens: int
     outputs: list[RequestOutput]
     stats: CoreStats
+    records: list[StepRecord] = []  # of this step, and of the one before it
+    grammar_compile_times_ns: list[int] = []  # of those that ended since the frame before
 
 
 class PrefixCacheFlushed(_Message, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from pathlib import Path
 
 import torch
@@ -108,7 +109,9 @@ class ModelRunner:
             return ModelRunnerOutput(sampled_token_ids={})
         self._copy_blocks(scheduler_output.block_copies)
         batch = build_input_batch(scheduler_output.scheduled, self._block_size, self._device)
+        batch_ns = time.monotonic_ns()
         hidden_TH = self._decoder.forward(batch, self._kv_cache)
+        forward_ns = time.monotonic_ns()
         told, failures = prompt_logprobs(
             scheduler_output.scheduled,
             lambda rows: self._decoder.logits(hidden_TH[rows.start : rows.stop]),
@@ -127,7 +130,7 @@ class ModelRunner:
                 token_ids[request.key] = token.token_id
                 if token.logprobs is not None:
                     logprobs[request.key] = token.logprobs
-        return ModelRunnerOutput(token_ids, logprobs, failures, told)
+        return ModelRunnerOutput(token_ids, logprobs, failures, told, batch_ns, forward_ns)
 
     def _copy_blocks(self, copies: list[BlockCopy]) -> None:
         if copies:

@@ -41,6 +41,9 @@ class PrefixesInFlight:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._following)
 
+    def is_following(self, request: Request) -> bool:
+        return request in self._following
+
     # ------------------------------------------------------------ leaders
 
     def advance(self, request: Request) -> list[Request]:
@@ -91,15 +94,20 @@ class PrefixesInFlight:
 
     # ------------------------------------------------------------ followers
 
-    def follow(self, request: Request, num_cached_tokens: int) -> bool:
-        """Makes a request that would be admitted now a follower, if its next block is under way."""
+    def leader_of(self, request: Request, num_cached_tokens: int) -> Request | None:
+        """Who computes its next block now; changes nothing."""
         position = num_cached_tokens // self._kv.block_size
         num_usable_blocks = (request.num_tokens - 1) // self._kv.block_size
         if request.computes_whole_prompt or position >= num_usable_blocks or not self._leaders:
-            return False
-        leader = self._leaders.get(self._kv.block_hash(request, position))
+            return None
+        return self._leaders.get(self._kv.block_hash(request, position))
+
+    def follow(self, request: Request, num_cached_tokens: int) -> bool:
+        """Makes a request that would be admitted now a follower, if its next block is under way."""
+        leader = self.leader_of(request, num_cached_tokens)
         if leader is None:
             return False
+        num_usable_blocks = (request.num_tokens - 1) // self._kv.block_size
         num_blocks = min(num_usable_blocks, leader.num_admitted_tokens // self._kv.block_size)
         num_common_tokens = self._common_blocks(request, leader, num_blocks) * self._kv.block_size
         followers = self._followers.setdefault(leader, [])

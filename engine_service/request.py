@@ -28,6 +28,7 @@ from engine_service.messages import (
 )
 from engine_service.token_counts import TokenCounts
 from engine_service.token_lists import TokenLists
+from engine_service.wait_log import WaitLog
 
 RequestKey = tuple[str, int]  # (request_id, sample index)
 
@@ -97,6 +98,9 @@ class Request:
     num_preemptions: int = 0
     first_step_id: int = 0
     prefill_chunks: list[PrefillChunk] = field(default_factory=list)
+    taken_ns: int = 0
+    tells_timing: bool = False  # with its first token
+    wait_log: WaitLog | None = None  # of one that is watched, or was
 
     def __post_init__(self, shared_lists: TokenLists | None) -> None:
         self.key = (self.request_id, self.index)
@@ -154,4 +158,7 @@ class Request:
             num_preemptions=self.num_preemptions,
             first_step_id=self.first_step_id,
             prefill_chunks=tuple(self.prefill_chunks),
+            taken_ns=self.taken_ns,
+            waits=() if self.wait_log is None else self.wait_log.waits(self.finished_ns),
+            num_cached_tokens=self.num_cached_tokens,
         )

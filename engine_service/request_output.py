@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine_service.errors import EngineError, InternalError
-from engine_service.messages import Failure, Finish, RequestOutput, TokenLogprobs
+from engine_service.messages import (
+    Failure,
+    Finish,
+    RequestOutput,
+    RequestTiming,
+    TokenLogprobs,
+)
 from engine_service.request import Request, RequestKey
 from engine_service.scheduler_output import ModelRunnerOutput
 
@@ -48,6 +54,7 @@ def output_of(
     logprobs: TokenLogprobs | None = None,
     finish: Finish | None = None,
     prompt_logprobs: Sequence[TokenLogprobs] = (),
+    timing: RequestTiming | None = None,
 ) -> RequestOutput:
     return RequestOutput(
         request_id=request.request_id,
@@ -58,4 +65,5 @@ def output_of(
         num_cached_tokens=request.num_cached_tokens,
         finish=finish,
         new_prompt_logprobs=list(prompt_logprobs),
+        timing=timing,
     )

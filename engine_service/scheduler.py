@@ -36,8 +36,10 @@ from engine_service.messages import (
     FinishReason,
     PrefillChunk,
     RequestOutput,
+    WaitReason,
 )
 from engine_service.prefill_pace import PrefillPace, StepRoom
+from engine_service.queue_watch import QueueWatch
 from engine_service.request import FINISHED_STATUS, Request, RequestKey, RequestStatus
 from engine_service.request_output import Grammars, accept_token, output_of
 from engine_service.request_queues import RequestQueues
@@ -65,12 +67,13 @@ class Scheduler:
             raise InvalidRequest("must be at least 1", field="max_num_batched_tokens")
         if config.max_num_seqs < 1:
             raise InvalidRequest("must be at least 1", field="max_num_seqs")
-        self._token_budget = config.max_num_batched_tokens
+        self.token_budget = config.max_num_batched_tokens  # of a step
         # Each of the running can be given its last token in every step.
         self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._kv = kv_cache_manager
         self._queues = RequestQueues(config, kv_cache_manager)
         self._pace = PrefillPace(config)
+        self.watch = QueueWatch(self._queues.in_flight.is_following)
         # All that a step adds to what a request knows: it takes one more block at most.
         self._max_new_tokens = kv_cache_manager.block_size if config.enable_jump_forward else 1
 
@@ -81,9 +84,14 @@ class Scheduler:
 
     # ------------------------------------------------------------ requests come and go
 
-    def add_request(self, request: Request) -> None:
+    def add_request(
+        self, request: Request, *, is_watched: bool = False, wants_steps: bool = False
+    ) -> None:
         """Takes it over, WAITING or WAITING_FOR_GRAMMAR. Raises an EngineError and keeps nothing
-        if it can never run: the edge refuses such requests before."""
+        if it can never run: the edge refuses such requests before.
+
+        `is_watched`: why it waits is noted, from `taken_ns` to its first token; `wants_steps`: the
+        steps that it waits for, or is computed in, are to be recorded."""
         if request.num_prompt_tokens == 0:
             raise InvalidRequest("must have at least one token", field="prompt")
         if request.num_prompt_tokens >= self._kv.capacity_tokens:
@@ -95,6 +103,8 @@ class Scheduler:
         num_cached = self._kv.get_computed_blocks(request).num_tokens
         prefill_ns = self._pace.prefill_ns(num_cached, request.num_tokens - num_cached)
         self._queues.add(request, prefill_ns)
+        if is_watched:
+            self.watch.add(request, request.taken_ns, wants_steps=wants_steps)
 
     def grammar_ready(self, key: RequestKey, now_ns: int) -> None:
         """Its grammar is compiled; a request that is gone meanwhile is no error."""
@@ -134,6 +144,10 @@ class Scheduler:
         """Of its unfinished samples."""
         return self._queues.keys_of(request_id)
 
+    @property
+    def num_preemptions(self) -> int:
+        return self._queues.num_preemptions
+
     def stats(self) -> CoreStats:
         pool = self._kv.pool
         return CoreStats(
@@ -172,15 +186,21 @@ class Scheduler:
         for request in unfinished_prefills:
             self._admit_waiting(step, ahead_of=request)
             self._give_chunk(request, step)
-        self._admit_waiting(step)
+        refusal = self._admit_waiting(step)
         self._settle(step)
+        if self.watch:
+            head = self._queues.waiting.head(now_ns)
+            if refusal is WaitReason.NO_BUDGET and head is not None:
+                refusal = self._refusal_beyond_budget(head)
+            self.watch.note(now_ns, step.shares, refusal, head)
         if step.shares:
             self._num_steps += 1
         return SchedulerOutput(
             step_id=self._num_steps,
             scheduled=step.shares,
-            num_scheduled_tokens=self._token_budget - step.room.token_budget,
+            num_scheduled_tokens=self.token_budget - step.room.token_budget,
             block_copies=self._kv.block_copies(),
+            scheduled_ns=now_ns,
         )
 
     def _settle(self, step: _Step) -> None:
@@ -228,28 +248,32 @@ class Scheduler:
 
     # ------------------------------------------------------------ admission
 
-    def _admit_waiting(self, step: _Step, ahead_of: Request | None = None) -> None:
+    def _admit_waiting(self, step: _Step, ahead_of: Request | None = None) -> WaitReason:
         """In turn, up to the first that does not fit: nobody takes what that one waits for.
 
         `ahead_of` half of a prompt go those who are as urgent and whose tenant has had less, or
         whose place is before it.
+        Returns why the next one waits; if none does, that means nothing.
         """
         queues = self._queues
-        while step.room.token_budget > 0 and len(queues.running) < self._max_num_running:
+        while len(queues.running) < self._max_num_running:
+            if step.room.token_budget <= 0:
+                return WaitReason.NO_BUDGET
             request = queues.waiting.head(step.now_ns)
             if request is None or not (ahead_of is None or self._is_ahead(request, ahead_of)):
-                return
+                return WaitReason.TURN
             prefix = self._kv.get_computed_blocks(request)
             if queues.follow(request, prefix.num_tokens):
                 continue
             num_missing = request.num_tokens - prefix.num_tokens
             if step.room.chunk(prefix.num_tokens, num_missing) == 0:
-                return
+                return WaitReason.NO_BUDGET
             num_spare_blocks = len(queues.running)
             if self._kv.allocate_slots(request, num_missing, prefix, num_spare_blocks) is None:
-                return
+                return WaitReason.NO_BLOCKS
             self._start(request, prefix.num_tokens, step.now_ns)
             self._give_chunk(request, step)
+        return WaitReason.NO_SLOT
 
     def _is_ahead(self, waiting: Request, running: Request) -> bool:
         turn = self._queues.fair_share.turn
@@ -320,6 +344,15 @@ class Scheduler:
                 return victims
         return []
 
+    def _refusal_beyond_budget(self, waiting: Request) -> WaitReason:
+        """Why a larger budget would not have let it in; NO_BUDGET if it would have."""
+        prefix = self._kv.get_computed_blocks(waiting)
+        if self._queues.in_flight.leader_of(waiting, prefix.num_tokens) is not None:
+            return WaitReason.PREFIX_IN_FLIGHT
+        if self._num_missing_blocks(waiting, prefix) > 0:
+            return WaitReason.NO_BLOCKS
+        return WaitReason.NO_BUDGET
+
     def _num_missing_blocks(self, request: Request, prefix: ComputedPrefix) -> int:
         """For its admission, with a block to spare for each that runs; below 0: none."""
         running, block_size = self._queues.running, self._kv.block_size
@@ -381,7 +414,7 @@ class Scheduler:
                 finish = self._end(request, FinishReason.ERROR, end_ns, failure)
                 outputs.append(output_of(request, finish=finish))
             else:
-                num_prefilled = self._advance(share, scheduler_output.step_id, start_ns, end_ns)
+                num_prefilled = self._advance(share, scheduler_output, start_ns, end_ns)
                 if samples:
                     token = self._append(request, runner_output, num_prefilled, end_ns, grammars)
                     outputs.append(token)
@@ -393,7 +426,7 @@ class Scheduler:
         return outputs
 
     def _advance(
-        self, share: ScheduledRequest, step_id: int, start_ns: int, end_ns: int
+        self, share: ScheduledRequest, step: SchedulerOutput, start_ns: int, end_ns: int
     ) -> int | None:
         """Books the computed tokens; returns how far the prompt is now, if further than ever."""
         request = share.request
@@ -401,7 +434,14 @@ class Scheduler:
         if share.num_computed_tokens >= request.num_admitted_tokens:
             return None  # a generated token
         request.prefill_chunks.append(
-            PrefillChunk(step_id, start_ns, end_ns, share.num_scheduled_tokens)
+            PrefillChunk(
+                step.step_id,
+                start_ns,
+                end_ns,
+                share.num_scheduled_tokens,
+                step.scheduled_ns,
+                step.num_scheduled_tokens,
+            )
         )
         num_prefilled = min(request.num_computed_tokens, request.num_prompt_tokens)
         if num_prefilled <= request.num_prefilled_tokens:
@@ -423,8 +463,10 @@ class Scheduler:
         tokens   |<---- computed ---->| sampled | forced | forced |   all known from now on
         """
         logprobs = runner_output.logprobs.get(request.key)
-        if request.num_output_tokens == 0:
+        is_first = request.num_output_tokens == 0
+        if is_first:
             request.first_token_ns = end_ns
+            self.watch.drop(request)
         new_token_ids = [runner_output.sampled_token_ids[request.key]]
         stop = self._take_token(request, new_token_ids[0], grammars)
         while stop is None and len(new_token_ids) < self._max_new_tokens:
@@ -438,7 +480,8 @@ class Scheduler:
         if stop is not None:
             finish = self._end(request, stop.reason, end_ns, stop_token_id=stop.stop_token_id)
         told = runner_output.prompt_logprobs.get(request.key, ())
-        return output_of(request, num_prefilled, new_token_ids, logprobs, finish, told)
+        timing = request.timing() if is_first and request.tells_timing else None
+        return output_of(request, num_prefilled, new_token_ids, logprobs, finish, told, timing)
 
     def _take_token(self, request: Request, token_id: int, grammars: Grammars) -> Stop | None:
         """Its grammar has accepted it. The end of the request, if that was its last."""
@@ -471,6 +514,7 @@ class Scheduler:
         stop_token_id: int | None = None,
     ) -> Finish:
         self._queues.end(request, FINISHED_STATUS[reason])
+        self.watch.drop(request)
         request.finished_ns = now_ns
         return Finish(reason, request.timing(), stop_token_id, failure)
 

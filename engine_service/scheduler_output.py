@@ -54,6 +54,7 @@ class SchedulerOutput:
     scheduled: list[ScheduledRequest]
     num_scheduled_tokens: int  # sum over `scheduled`, at most the token budget
     block_copies: list[BlockCopy] = field(default_factory=list)  # to be made before the forward
+    scheduled_ns: int = 0  # when it was decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,5 @@ class ModelRunnerOutput:
     logprobs: dict[RequestKey, TokenLogprobs] = field(default_factory=dict)
     failures: dict[RequestKey, Failure] = field(default_factory=dict)  # NaN logits, ...
     prompt_logprobs: dict[RequestKey, list[TokenLogprobs]] = field(default_factory=dict)
+    batch_ns: int = 0  # when the batch was built; 0: not told, as in the next
+    forward_ns: int = 0  # when the forward returned (on a GPU: was launched)

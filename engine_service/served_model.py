@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from engine_service.config import CoreConfig
+from engine_service.config import CoreConfig, ModelConfig
 from engine_service.messages import Ready
 from engine_service.model_error import ModelError
 from engine_service.tokenizer_files import TokenizerFiles
@@ -48,11 +48,18 @@ def describe_model(config: CoreConfig, ready: Ready, files: TokenizerFiles) -> S
         max_model_len=ready.max_model_len,
         eos_token_ids=ready.eos_token_ids,
         tokenizer_digest=files.digest,
-        defaults=read_generation_defaults(files.content(_GENERATION_CONFIG)),
+        defaults=sampling_defaults(config.model, files),
         max_output_tokens=min(limits.max_output_tokens or ready.max_model_len, ready.max_model_len),
         max_samples=min(limits.max_samples, limits.max_num_queued_reqs),
         priority_range=limits.priority_range,
     )
+
+
+def sampling_defaults(config: ModelConfig, files: TokenizerFiles) -> GenerationDefaults:
+    """Raises ModelError for a generation config that can't be read."""
+    if config.generation_config != "auto":
+        return GenerationDefaults()
+    return read_generation_defaults(files.content(_GENERATION_CONFIG))
 
 
 def read_generation_defaults(content: bytes | None) -> GenerationDefaults:

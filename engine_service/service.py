@@ -20,7 +20,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from access.certificates import CertificateError
+from access.exposure import is_loopback, open_door_warning
+from access.keys_file import KeysFileError
 from engine_service.addresses import check_address, join_address
+from engine_service.callers import Callers, KeyInterceptor
 from engine_service.config import ServiceConfig
 from engine_service.constraint_checker import ConstraintChecker
 from engine_service.control_servicer import ControlServicer
@@ -32,13 +36,15 @@ from engine_service.errors import EngineUnavailable
 from engine_service.health import HealthServicer, report_health
 from engine_service.model_error import ModelError
 from engine_service.prompt_tokenizer import PromptTokenizer
-from engine_service.served_model import read_generation_defaults
+from engine_service.served_model import sampling_defaults
 from engine_service.service_metrics import MetricsServer, ServiceMetrics
 from engine_service.servicer import EngineServicer
+from engine_service.slow_traces import SlowTraces
+from engine_service.tls import server_credentials
 from engine_service.tokenizer_files import TokenizerFiles
 from protos import engine_pb2 as pb
 from protos import engine_pb2_grpc as pb_grpc
-from traces.setup import configure_tracing
+from traces.setup import Tracing, configure_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +104,14 @@ class EngineService:
 
     async def _start(self) -> None:
         config = self._config
-        self._start_tracing()
+        tracing = self._start_tracing()
+        try:  # first: it is checked at once, and a core takes seconds
+            callers, credentials = Callers(config), server_credentials(config.edge)
+        except (KeysFileError, CertificateError) as error:
+            raise ServiceStartError(str(error)) from error
         files = await asyncio.to_thread(TokenizerFiles.read, Path(config.core.model.model_dir))
         try:
-            read_generation_defaults(files.content("generation_config.json"))
+            sampling_defaults(config.core.model, files)
         except ModelError as error:
             raise ServiceStartError(str(error)) from error
         metrics = ServiceMetrics(config.core.model.served_model_name)
@@ -112,13 +122,22 @@ class EngineService:
         self._cleanup.push_async_callback(supervisor.stop)
         supervisor.start(on_ready=info.core_is_known)  # it takes the longest: the rest beside it
         tokenizer = await self._read_tokenizer(files)
+        metrics.watch_tracing(lambda: tracing.num_dropped_spans)
         self._start_metrics(metrics)
         checker = ConstraintChecker()
         self._cleanup.callback(checker.close)
         servicer = EngineServicer(
-            self.actor, info, files, tokenizer, checker, config.slow_reader_timeout_seconds
+            self.actor,
+            info,
+            files,
+            tokenizer,
+            checker,
+            callers,
+            config.slow_reader_timeout_seconds,
+            tracing,
+            SlowTraces(tracing, config.trace_slow_ttft_ms / 1000),
         )
-        await self._start_grpc(servicer)
+        await self._start_grpc(servicer, callers, credentials)
         self._on_bound(self)
         try:
             ready = await supervisor.first_ready()
@@ -131,15 +150,18 @@ class EngineService:
             ready.pid,
         )
 
-    def _start_tracing(self) -> None:
+    def _start_tracing(self) -> Tracing:
         config = self._config
         tracing = configure_tracing(
             "firsttoken-engine",
             directory=config.trace_dir,
             otlp_endpoint=config.otlp_traces_endpoint,
             sample_ratio=config.trace_sample_ratio,
+            holds=config.trace_slow_ttft_ms > 0,
+            trusts_callers=True,
         )
         self._cleanup.push_async_callback(asyncio.to_thread, tracing.shutdown)
+        return tracing
 
     async def _read_tokenizer(self, files: TokenizerFiles) -> PromptTokenizer:
         try:
@@ -160,13 +182,19 @@ class EngineService:
         self._cleanup.push_async_callback(asyncio.to_thread, server.close)
         self.metrics_address = join_address(host, server.port)
 
-    async def _start_grpc(self, servicer: EngineServicer) -> None:
+    async def _start_grpc(
+        self,
+        servicer: EngineServicer,
+        callers: Callers,
+        credentials: grpc.ServerCredentials | None,
+    ) -> None:
         host, port = self._config.grpc_host, self._config.grpc_port
-        server = grpc.aio.server(options=_server_options(self._config.max_message_bytes))
-        health = HealthServicer()
-        control = ControlServicer(
-            self.actor, self._config.admin_key_digest, self.stop_requested.set
+        server = grpc.aio.server(
+            options=_server_options(self._config.max_message_bytes),
+            interceptors=[KeyInterceptor(callers)] if callers.keys.is_required else None,
         )
+        health = HealthServicer()
+        control = ControlServicer(self.actor, callers, self.stop_requested.set)
         pb_grpc.add_EngineServicer_to_server(servicer, server)
         pb_grpc.add_ControlServicer_to_server(control, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -178,12 +206,16 @@ class EngineService:
         reflection.enable_server_reflection(services, server)
         try:
             check_address(host, port)
-            port = server.add_insecure_port(join_address(host, port))
+            port = _add_port(server, join_address(host, port), credentials)
         except (OSError, RuntimeError) as error:
             raise _cannot_listen(host, port, error, "--grpc-port") from error
         self.grpc_address = join_address(host, port)
         await server.start()
         self._cleanup.push_async_callback(server.stop, _LAST_WORDS_SECONDS)
+        if not is_loopback(host) and not callers.keys.is_required:
+            logger.warning(open_door_warning("ENGINE", host))
+        following = asyncio.create_task(callers.keys.follow_file())
+        self._cleanup.callback(following.cancel)
         reporting = asyncio.create_task(report_health(self.actor, health))
         self._cleanup.callback(reporting.cancel)
 
@@ -204,6 +236,14 @@ class EngineService:
         for wait in waits:
             wait.cancel()
         self.actor.fail_all(EngineUnavailable("the engine is shutting down"))
+
+
+def _add_port(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None
+) -> int:
+    if credentials is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, credentials)
 
 
 def _cannot_listen(host: str, port: int, error: Exception, flag: str) -> ServiceStartError:

@@ -14,13 +14,17 @@ import time
 from typing import Final, TypeVar
 
 import grpc
+import msgspec
 
+from engine_service.caller_limits import CallerLimits
+from engine_service.callers import Callers
 from engine_service.constraint import read_constraint
 from engine_service.constraint_checker import ConstraintChecker
 from engine_service.conversions import (
     check_prompt_length,
     check_request_id,
     check_target,
+    check_trace_ids,
     read_token_ids,
     to_add_request,
 )
@@ -30,12 +34,14 @@ from engine_service.errors import InvalidRequest
 from engine_service.grpc_status import errors_as_status
 from engine_service.messages import AddRequest
 from engine_service.prompt_tokenizer import PromptTokenizer
-from engine_service.request_spans import generate_span
+from engine_service.request_spans import GenerateSpan, generate_span
 from engine_service.slow_reader import SlowReaderLimit
+from engine_service.slow_traces import SlowTraces
 from engine_service.stream_events import EventBuilder
 from engine_service.tokenizer_files import TokenizerFiles
 from protos import engine_pb2 as pb
 from protos import engine_pb2_grpc as pb_grpc
+from traces.setup import Tracing
 
 WATCH_LOAD_SECONDS: Final = 1.0  # a report that the state changed comes at once
 _FAR_SECONDS: Final = 365 * 86_400.0
@@ -54,14 +60,21 @@ class EngineServicer(pb_grpc.EngineServicer):
         tokenizer_files: TokenizerFiles,
         prompt_tokenizer: PromptTokenizer,
         constraint_checker: ConstraintChecker,
+        callers: Callers,
         slow_reader_timeout_seconds: float,
+        tracing: Tracing,
+        slow_traces: SlowTraces,
     ) -> None:
         self._actor = actor
         self._info = info
         self._tokenizer_files = tokenizer_files
         self._prompt_tokenizer = prompt_tokenizer
         self._constraint_checker = constraint_checker
+        self._callers = callers
+        self._caller_limits = CallerLimits(on_refused=actor.refused)
         self._slow_reader_timeout_seconds = slow_reader_timeout_seconds
+        self._tracing = tracing
+        self._slow_traces = slow_traces
 
     # ------------------------------------------------------------ generation
 
@@ -73,23 +86,36 @@ class EngineServicer(pb_grpc.EngineServicer):
         arrival_ns = time.monotonic_ns()
         async with errors_as_status(context):
             metadata = context.invocation_metadata() or ()
-            with generate_span(metadata, context.time_remaining, arrival_ns) as span:
+            caller = self._callers.own(request, metadata)
+            step_spans = self._actor.step_spans
+            with (
+                self._caller_limits.generation(caller) as allowance,
+                generate_span(
+                    metadata, context.time_remaining, arrival_ns, step_spans, self._slow_traces
+                ) as span,
+            ):
                 deadline_ns = _deadline_ns(context.time_remaining(), arrival_ns)
                 add_request, relaxed = await self._validate(request, arrival_ns, deadline_ns)
-                span.admitted(add_request, self._info.model.name)
+                if span.is_recording:
+                    add_request = msgspec.structs.replace(add_request, is_traced=True)
+                allowance.reserve(add_request)
                 events = EventBuilder(add_request, relaxed)
-                stream = self._actor.submit(add_request, span.sample_finished)
+                span.checked(add_request, self._info.model.name)
+                stream = self._actor.submit(add_request, span, comes_again=_comes_again(request))
+                span.admitted(add_request.n)
                 try:
-                    await self._relay(stream, events, context)
+                    await self._relay(stream, events, context, span)
                 finally:
                     stream.close()
+                    num_prompt_tokens = len(add_request.prompt_token_ids)
+                    allowance.used_tokens = num_prompt_tokens + events.num_output_tokens
                     span.answered(events.num_output_tokens)
 
     async def _validate(
         self, request: pb.GenerateRequest, arrival_ns: int, deadline_ns: int
     ) -> tuple[AddRequest, tuple[str, ...]]:
         """With the places of what was relaxed in its schemas."""
-        self._actor.check_available()
+        self._actor.check_admits()
         model = self._info.model
         request_id = request.request_id or f"engine-{secrets.token_hex(12)}"
         check_request_id(request_id)
@@ -124,19 +150,38 @@ class EngineServicer(pb_grpc.EngineServicer):
         stream: RequestStream,
         events: EventBuilder,
         context: Context[pb.GenerateRequest, pb.GenerateEvent],
+        span: GenerateSpan,
     ) -> None:
         async with SlowReaderLimit(self._slow_reader_timeout_seconds) as limit:
             await _write(context, limit, events.accepted())
             while not stream.finished:
-                for sample_events in await stream.take():
+                taken = await stream.take()
+                taken_ns = time.monotonic_ns() if span.awaits_write else 0
+                for sample_events in taken:
                     for event in events.events(sample_events):
                         await _write(context, limit, event)
+                        if taken_ns and event.HasField("delta"):
+                            span.written(event.index, taken_ns)
 
     async def Abort(
         self, request: pb.AbortRequest, context: Context[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
-        self._actor.abort(request.request_id, tuple(request.indices))
+        async with errors_as_status(context):
+            caller = self._callers.caller(context.invocation_metadata() or ())
+            tenant = None if caller is None or caller.is_trusted else caller.tenant
+            self._actor.abort(request.request_id, tuple(request.indices), tenant)
         return pb.AbortResponse()
+
+    async def KeepTraces(
+        self,
+        request: pb.KeepTracesRequest,
+        context: Context[pb.KeepTracesRequest, pb.KeepTracesResponse],
+    ) -> pb.KeepTracesResponse:
+        async with errors_as_status(context):
+            check_trace_ids(request)
+        for trace_id in request.trace_ids:
+            self._tracing.keep(trace_id)
+        return pb.KeepTracesResponse()
 
     # ------------------------------------------------------------ about the engine
 
@@ -216,6 +261,11 @@ async def _write(
         # The caller has left. gRPC is about to cancel this handler: that is the way out.
         await asyncio.sleep(_CANCEL_SECONDS)
         raise
+
+
+def _comes_again(request: pb.GenerateRequest) -> bool | None:
+    """After a refusal; None: the caller doesn't say."""
+    return request.attempt > 1 if request.HasField("attempt") else None
 
 
 def _deadline_ns(remaining_seconds: float | None, now_ns: int) -> int:

@@ -16,6 +16,7 @@ from engine_service.messages import (
     FinishReason,
     RequestTiming,
     TokenLogprobs,
+    WaitReason,
 )
 from protos import engine_pb2 as pb
 
@@ -24,6 +25,17 @@ FINISH_REASONS: Final[dict[FinishReason, pb.FinishReason.ValueType]] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
 }  # ERROR ends the call with a status instead
+
+
+WAIT_REASONS: Final[dict[WaitReason, pb.WaitReason.ValueType]] = {
+    WaitReason.NOT_SEEN: pb.WAIT_REASON_NOT_SEEN,
+    WaitReason.GRAMMAR: pb.WAIT_REASON_GRAMMAR,
+    WaitReason.PREFIX_IN_FLIGHT: pb.WAIT_REASON_PREFIX_IN_FLIGHT,
+    WaitReason.NO_SLOT: pb.WAIT_REASON_NO_SLOT,
+    WaitReason.NO_BUDGET: pb.WAIT_REASON_NO_BUDGET,
+    WaitReason.NO_BLOCKS: pb.WAIT_REASON_NO_BLOCKS,
+    WaitReason.TURN: pb.WAIT_REASON_TURN,
+}
 
 
 class EventBuilder:
@@ -74,6 +86,8 @@ class EventBuilder:
         delta.token_ids.extend(sample.token_ids)
         if sample.logprobs:
             delta.logprobs.extend(map(_logprobs, sample.logprobs))
+        if sample.timing is not None:
+            delta.timing.CopyFrom(timing_message(sample.timing))
         return event
 
     def _finished(self, index: int, finish: Finish) -> pb.GenerateEvent:
@@ -85,7 +99,7 @@ class EventBuilder:
         finished.usage.prompt_tokens = self._num_prompt_tokens
         finished.usage.cached_tokens = self._num_cached_tokens[index]
         finished.usage.completion_tokens = self._num_output_tokens[index]
-        finished.timing.CopyFrom(timing_message(finish.timing, self._num_cached_tokens[index]))
+        finished.timing.CopyFrom(timing_message(finish.timing))
         return event
 
     def _next(self, index: int) -> pb.GenerateEvent:
@@ -94,13 +108,14 @@ class EventBuilder:
         return event
 
 
-def timing_message(timing: RequestTiming, num_cached_tokens: int) -> pb.Timing:
-    """Stages that were not reached last from where they could have begun to the end.
+def timing_message(timing: RequestTiming) -> pb.Timing:
+    """Stages that were not reached last from where they could have begun to the end, or to the
+    first token where it is told with that.
 
     arrival ── grammar wait ── queue ── prefill ── decode ── finished
            grammar_ready   first_scheduled   first_token
     """
-    end = timing.finished_ns
+    end = timing.finished_ns or timing.first_token_ns
     scheduled = timing.first_scheduled_ns or end
     grammar_ready = timing.grammar_ready_ns or timing.arrival_ns
     first_token = timing.first_token_ns or end
@@ -111,10 +126,27 @@ def timing_message(timing: RequestTiming, num_cached_tokens: int) -> pb.Timing:
         first_token_us=_us(timing.arrival_ns, timing.first_token_ns),
         decode_us=_us(first_token, end),
         prefill_chunks=len(timing.prefill_chunks),
-        cached_tokens=num_cached_tokens,
+        cached_tokens=timing.num_cached_tokens,
         preemptions=timing.num_preemptions,
         first_step_id=timing.first_step_id,
+        waits=_waits(timing),
     )
+
+
+def _waits(timing: RequestTiming) -> list[pb.Wait]:
+    """What lies before the core took the request is told as the step that ran then."""
+    if not timing.waits:
+        return []
+    running = pb.Wait(
+        reason=pb.WAIT_REASON_RUNNING_STEP, duration_us=_us(timing.arrival_ns, timing.taken_ns)
+    )
+    return [
+        running,
+        *(
+            pb.Wait(reason=WAIT_REASONS[wait.reason], duration_us=_us(wait.start_ns, wait.end_ns))
+            for wait in timing.waits
+        ),
+    ]
 
 
 def _us(start_ns: int, end_ns: int) -> int:

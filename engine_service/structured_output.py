@@ -91,6 +91,10 @@ class StructuredOutputManager:
                 news.append((key, None))
         return news
 
+    def take_compile_times_ns(self) -> list[int]:
+        """Of each grammar that was compiled, or found to be bad, since the last call."""
+        return self._compiler.take_times_ns()
+
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         """What may come next, for those of a step's sampling requests that have a grammar.
 

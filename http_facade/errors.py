@@ -21,8 +21,11 @@ from clients.errors import (
     InvalidRequest,
     ModelNotFound,
     OutOfMemory,
+    PermissionDenied,
     QueueFull,
+    RateLimited,
     SlowReader,
+    Unauthenticated,
 )
 
 DEFAULT_RETRY_SECONDS = 1.0  # when the engine gave no hint of its own
@@ -119,6 +122,16 @@ def unsupported_encoding() -> ApiError:
     )
 
 
+def rate_limited(message: str, retry_after_seconds: float | None) -> ApiError:
+    return ApiError(
+        429,
+        message,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers=retry_headers(retry_after_seconds),
+    )
+
+
 def unavailable(message: str, retry_after_seconds: float | None = None) -> ApiError:
     return ApiError(
         503,
@@ -194,6 +207,10 @@ def from_engine_error(error: EngineClientError, *, prompt_param: str, model: str
             return invalid(fields[0] if fields else None, text)
         case ModelNotFound():
             return model_not_found(model)
+        case RateLimited():
+            return rate_limited(
+                _said(error, "the server's own key is at its limit"), error.retry_after_seconds
+            )
         case QueueFull():
             return ApiError(
                 429,
@@ -208,6 +225,9 @@ def from_engine_error(error: EngineClientError, *, prompt_param: str, model: str
         case SlowReader():
             text = _said(error, "the answer was read too slowly")
             return ApiError(503, text, type="server_error", code="slow_reader")
+        case Unauthenticated() | PermissionDenied():
+            # Ours, not the caller's: it is the facade's key (--engine-api-key) that was refused.
+            return unavailable("the engine does not accept this server's own credential")
         case EngineUnavailable():
             text = _said(error, "the engine is not available")
             return unavailable(text, error.retry_after_seconds)

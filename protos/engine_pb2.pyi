@@ -59,7 +59,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     UNAUTHENTICATED: _ErrorReason.ValueType  # 12
     """UNAUTHENTICATED"""
     PERMISSION_DENIED: _ErrorReason.ValueType  # 13
-    """PERMISSION_DENIED: Control without its credential"""
+    """PERMISSION_DENIED: Control without its credential, another's tenant"""
+    RATE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 14
+    """RESOURCE_EXHAUSTED, with RetryInfo: a limit of the caller's key"""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """What ErrorInfo.reason says (domain "firsttoken"); callers map by it, not by the status alone."""
@@ -90,7 +92,9 @@ INTERNAL_ERROR: ErrorReason.ValueType  # 11
 UNAUTHENTICATED: ErrorReason.ValueType  # 12
 """UNAUTHENTICATED"""
 PERMISSION_DENIED: ErrorReason.ValueType  # 13
-"""PERMISSION_DENIED: Control without its credential"""
+"""PERMISSION_DENIED: Control without its credential, another's tenant"""
+RATE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 14
+"""RESOURCE_EXHAUSTED, with RetryInfo: a limit of the caller's key"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FinishReason:
@@ -118,6 +122,51 @@ FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """ended by Abort"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _WaitReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
+    WAIT_REASON_RUNNING_STEP: _WaitReason.ValueType  # 1
+    """until the core took it: checks, and the step under way"""
+    WAIT_REASON_NOT_SEEN: _WaitReason.ValueType  # 2
+    """it was with the engine core, whose scheduler had not run since"""
+    WAIT_REASON_GRAMMAR: _WaitReason.ValueType  # 3
+    """its grammar was compiled"""
+    WAIT_REASON_PREFIX_IN_FLIGHT: _WaitReason.ValueType  # 4
+    """another request computed the prefix that it needs"""
+    WAIT_REASON_NO_SLOT: _WaitReason.ValueType  # 5
+    """as many samples ran as may"""
+    WAIT_REASON_NO_BUDGET: _WaitReason.ValueType  # 6
+    """the tokens, or the time, of steps went to others"""
+    WAIT_REASON_NO_BLOCKS: _WaitReason.ValueType  # 7
+    """the KV cache was full"""
+    WAIT_REASON_TURN: _WaitReason.ValueType  # 8
+    """it was another tenant's turn"""
+
+class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper): ...
+
+WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
+WAIT_REASON_RUNNING_STEP: WaitReason.ValueType  # 1
+"""until the core took it: checks, and the step under way"""
+WAIT_REASON_NOT_SEEN: WaitReason.ValueType  # 2
+"""it was with the engine core, whose scheduler had not run since"""
+WAIT_REASON_GRAMMAR: WaitReason.ValueType  # 3
+"""its grammar was compiled"""
+WAIT_REASON_PREFIX_IN_FLIGHT: WaitReason.ValueType  # 4
+"""another request computed the prefix that it needs"""
+WAIT_REASON_NO_SLOT: WaitReason.ValueType  # 5
+"""as many samples ran as may"""
+WAIT_REASON_NO_BUDGET: WaitReason.ValueType  # 6
+"""the tokens, or the time, of steps went to others"""
+WAIT_REASON_NO_BLOCKS: WaitReason.ValueType  # 7
+"""the KV cache was full"""
+WAIT_REASON_TURN: WaitReason.ValueType  # 8
+"""it was another tenant's turn"""
+Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     """---------------------------------------------------------------- generate"""
@@ -136,6 +185,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among live requests; empty: the engine makes one up."""
     text: _builtins.str
@@ -150,6 +200,10 @@ class GenerateRequest(_message.Message):
     """
     tokenizer_digest: _builtins.str
     """Digest of the tokenizer that made the token ids; a stale one is FAILED_PRECONDITION."""
+    attempt: _builtins.int
+    """Which try of its caller this is: 1, then 2 after a refusal, ...; absent: it doesn't say. Who
+    comes again as it was told is let in before those that come for the first time.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -177,15 +231,20 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int | None = ...,
         tenant: _builtins.str = ...,
         tokenizer_digest: _builtins.str = ...,
+        attempt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "kv", b"kv", "priority", b"priority", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_priority", b"_priority", "attempt", b"attempt", "kv", b"kv", "priority", b"priority", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "kv", b"kv", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_priority", b"_priority", "attempt", b"attempt", "kv", b"kv", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -459,28 +518,36 @@ class ResponseOptions(_message.Message):
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Present: each token comes with its log probability and that many alternatives (0 to 20)."""
     prompt_logprobs: _builtins.int
     """The same for each prompt token after the first. The prompt is computed without cache hits then."""
+    timing: _builtins.bool
+    """the first Delta of each sample carries its Timing so far"""
     def __init__(
         self,
         *,
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        timing: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timing", b"_timing", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timing", b"_timing", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__timing: _TypeAlias = _typing.Literal["timing"]  # noqa: Y015
+    _WhichOneofArgType__timing: _TypeAlias = _typing.Literal["_timing", b"_timing"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timing) -> _WhichOneofReturnType__timing | None: ...
 
 Global___ResponseOptions: _TypeAlias = ResponseOptions  # noqa: Y015
 
@@ -625,21 +692,27 @@ class Delta(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """one per token id, when asked for"""
 
+    @_builtins.property
+    def timing(self) -> Global___Timing:
+        """with a sample's first tokens, when asked for"""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        timing: Global___Timing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +827,7 @@ class Timing(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     FIRST_STEP_ID_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     """arrival at the engine to its first step, grammar wait left out"""
     grammar_wait_us: _builtins.int
@@ -769,6 +843,12 @@ class Timing(_message.Message):
     cached_tokens: _builtins.int
     preemptions: _builtins.int
     first_step_id: _builtins.int
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """Why it had to wait up to its first token, in order. Told of requests that are traced, or that
+        ask for `ResponseOptions.timing`.
+        """
+
     def __init__(
         self,
         *,
@@ -781,14 +861,37 @@ class Timing(_message.Message):
         cached_tokens: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         first_step_id: _builtins.int = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_us", b"decode_us", "first_step_id", b"first_step_id", "first_token_us", b"first_token_us", "grammar_wait_us", b"grammar_wait_us", "preemptions", b"preemptions", "prefill_chunks", b"prefill_chunks", "prefill_us", b"prefill_us", "queue_us", b"queue_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_us", b"decode_us", "first_step_id", b"first_step_id", "first_token_us", b"first_token_us", "grammar_wait_us", b"grammar_wait_us", "preemptions", b"preemptions", "prefill_chunks", b"prefill_chunks", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timing: _TypeAlias = Timing  # noqa: Y015
+
+@_typing.final
+class Wait(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    DURATION_US_FIELD_NUMBER: _builtins.int
+    reason: Global___WaitReason.ValueType
+    duration_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: Global___WaitReason.ValueType = ...,
+        duration_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_us", b"duration_us", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wait: _TypeAlias = Wait  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -1231,6 +1334,43 @@ class TokenizerFile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizerFile: _TypeAlias = TokenizerFile  # noqa: Y015
+
+@_typing.final
+class KeepTracesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trace_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """32 hexadecimal digits each, at most 256"""
+
+    def __init__(
+        self,
+        *,
+        trace_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trace_ids", b"trace_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepTracesRequest: _TypeAlias = KeepTracesRequest  # noqa: Y015
+
+@_typing.final
+class KeepTracesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepTracesResponse: _TypeAlias = KeepTracesResponse  # noqa: Y015
 
 @_typing.final
 class FlushPrefixCacheRequest(_message.Message):

@@ -69,6 +69,11 @@ class EngineStub:
                 request_serializer=protos_dot_engine__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=protos_dot_engine__pb2.TokenizerChunk.FromString,
                 _registered_method=True)
+        self.KeepTraces = channel.unary_unary(
+                '/firsttoken.v1.Engine/KeepTraces',
+                request_serializer=protos_dot_engine__pb2.KeepTracesRequest.SerializeToString,
+                response_deserializer=protos_dot_engine__pb2.KeepTracesResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -121,6 +126,15 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepTraces(self, request, context):
+        """The caller found the first token of these traces slow: their spans are exported although they
+        were not sampled. Only those of the last minute, of traces whose `tracestate` says
+        `firsttoken=held`, are there to be kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +172,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=protos_dot_engine__pb2.GetTokenizerRequest.FromString,
                     response_serializer=protos_dot_engine__pb2.TokenizerChunk.SerializeToString,
+            ),
+            'KeepTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepTraces,
+                    request_deserializer=protos_dot_engine__pb2.KeepTracesRequest.FromString,
+                    response_serializer=protos_dot_engine__pb2.KeepTracesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -349,6 +368,33 @@ class Engine:
             '/firsttoken.v1.Engine/GetTokenizer',
             protos_dot_engine__pb2.GetTokenizerRequest.SerializeToString,
             protos_dot_engine__pb2.TokenizerChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/firsttoken.v1.Engine/KeepTraces',
+            protos_dot_engine__pb2.KeepTracesRequest.SerializeToString,
+            protos_dot_engine__pb2.KeepTracesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,11 @@ class EngineStub:
     """One report at once and then one a second; five seconds of silence mean: not ready."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_engine_pb2.GetTokenizerRequest, _engine_pb2.TokenizerChunk]
     """The model's own text files (tokenizer.json, chat template, ...), in chunks."""
+    KeepTraces: _grpc.UnaryUnaryMultiCallable[_engine_pb2.KeepTracesRequest, _engine_pb2.KeepTracesResponse]
+    """The caller found the first token of these traces slow: their spans are exported although they
+    were not sampled. Only those of the last minute, of traces whose `tracestate` says
+    `firsttoken=held`, are there to be kept.
+    """
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -69,6 +74,11 @@ class EngineAsyncStub(EngineStub):
     """One report at once and then one a second; five seconds of silence mean: not ready."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_engine_pb2.GetTokenizerRequest, _engine_pb2.TokenizerChunk]  # type: ignore[assignment]
     """The model's own text files (tokenizer.json, chat template, ...), in chunks."""
+    KeepTraces: _aio.UnaryUnaryMultiCallable[_engine_pb2.KeepTracesRequest, _engine_pb2.KeepTracesResponse]  # type: ignore[assignment]
+    """The caller found the first token of these traces slow: their spans are exported although they
+    were not sampled. Only those of the last minute, of traces whose `tracestate` says
+    `firsttoken=held`, are there to be kept.
+    """
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -125,6 +135,17 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_pb2.TokenizerChunk], _abc.AsyncIterator[_engine_pb2.TokenizerChunk]]:
         """The model's own text files (tokenizer.json, chat template, ...), in chunks."""
+
+    @_abc_1.abstractmethod
+    def KeepTraces(
+        self,
+        request: _engine_pb2.KeepTracesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.KeepTracesResponse, _abc.Awaitable[_engine_pb2.KeepTracesResponse]]:
+        """The caller found the first token of these traces slow: their spans are exported although they
+        were not sampled. Only those of the last minute, of traces whose `tracestate` says
+        `firsttoken=held`, are there to be kept.
+        """
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -16,6 +16,7 @@ from opentelemetry.trace import TracerProvider
 
 from clients.testing import FakeEngine, Script
 from clients.text.tokenizer import Tokenizer
+from http_facade.engine_address import parse_engine
 from http_facade.flags import FacadeConfig
 from http_facade.server import RunningFacade, running_facade
 from tests.serving import Stream, post, stream
@@ -131,7 +132,7 @@ async def facade_and_fake(
     model_dir: Path, *, tracer_provider: TracerProvider | None = None, **config: Any
 ) -> AsyncIterator[Harness]:
     async with FakeEngine(model_dir, model=MODEL) as fake:
-        settings = FacadeConfig(engine=fake.target, port=0, **config)
+        settings = FacadeConfig(engines=(parse_engine(fake.target),), port=0, **config)
         async with running_facade(settings, tracer_provider=tracer_provider) as running:
             harness = Harness(fake, running, Tokenizer.from_files(fake.tokenizer.files))
             await harness.wait_ready()

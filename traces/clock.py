@@ -27,3 +27,8 @@ _OFFSET_NS: Final = _measure_offset_ns()
 def unix_ns(monotonic_ns: int) -> int:
     """Nanoseconds since the epoch for a stamp of time.monotonic_ns()."""
     return monotonic_ns + _OFFSET_NS
+
+
+def now_unix_ns() -> int:
+    """The time as the spans of this process tell it."""
+    return time.monotonic_ns() + _OFFSET_NS

@@ -1,11 +1,6 @@
 """The local trace store: one directory, one JSON-lines file per process, no server.
 
-Each line is one finished span:
-
-    {"trace_id", "span_id", "parent_span_id", "name", "kind", "start_unix_ns", "end_unix_ns",
-     "attributes", "events": [{"name", "unix_ns", "attributes"}],
-     "links": [{"trace_id", "span_id"}], "status": {"code", "message"},
-     "service", "pid"}
+Each line is one finished span, as `stored_spans` reads it.
 
 A file that grew past its limit is renamed with a suffix and a new one begun; files of the
 directory older than the age limit are removed, the oldest first when there are too many.
@@ -16,49 +11,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypedDict
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
-AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
-
-
-class StoredEvent(TypedDict):
-    name: str
-    unix_ns: int
-    attributes: dict[str, AttributeValue]
-
-
-class StoredLink(TypedDict):
-    trace_id: str
-    span_id: str
-
-
-class StoredStatus(TypedDict):
-    code: str  # UNSET, OK, ERROR
-    message: str
-
-
-class StoredSpan(TypedDict):
-    trace_id: str
-    span_id: str
-    parent_span_id: str  # empty: a root
-    name: str
-    kind: str  # SERVER, CLIENT, INTERNAL, ...
-    start_unix_ns: int
-    end_unix_ns: int
-    attributes: dict[str, AttributeValue]
-    events: list[StoredEvent]
-    links: list[StoredLink]
-    status: StoredStatus
-    service: str
-    pid: int
+from traces.stored_spans import (
+    AttributeValue,
+    StoredEvent,
+    StoredLink,
+    StoredSpan,
+    StoredStatus,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +87,6 @@ class FileSpanExporter(SpanExporter):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def read_spans(directory: Path, trace_id: str | None = None) -> Iterator[StoredSpan]:
-    """All spans of the directory, or those of one trace; a line cut off by a crash is skipped."""
-    for path in sorted(directory.glob("*.jsonl")):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if trace_id is not None and trace_id not in line:
-                    continue
-                try:
-                    span: StoredSpan = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if trace_id is None or span["trace_id"] == trace_id:
-                    yield span
 
 
 def _stored(span: ReadableSpan, service: str) -> StoredSpan:

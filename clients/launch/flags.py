@@ -13,12 +13,16 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ENGINE, FACADE = "engine", "facade"
 
 # Set by `serve` itself, or without meaning under it.
-_NOT_UNDER_SERVE = {"--engine", "--print-flags", "--help"}
+_NOT_UNDER_SERVE = {
+    *("--engine", "--print-flags", "--help"),
+    *("--engine-api-key", "--trusted-api-key"),  # a secret between the two that `serve` makes
+}
+_GRPC = "--grpc-"
 
 
 class UsageError(Exception):
@@ -138,10 +142,15 @@ class ServeFlags:
 
 def _under_serve(flags: Iterable[Flag]) -> list[Flag]:
     return [
-        flag
+        replace(flag, names=_own_names(flag.names))
         for flag in flags
         if flag.names and flag.names[0].startswith("-") and not _NOT_UNDER_SERVE & {*flag.names}
     ]
+
+
+def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`--ssl-certfile` is the HTTP edge's here: of the engine it is `--grpc-ssl-certfile`."""
+    return tuple(name for name in names if name.startswith(_GRPC)) or names
 
 
 def _help_lines(flag: Flag, width: int) -> list[str]:

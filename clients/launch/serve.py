@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,7 @@ _OWNERS = ("engine_service", "http_facade")
 _GRACE_MARGIN_SECONDS = 10.0  # beyond --shutdown-timeout, for flushing traces and leaving
 _PRINT_FLAGS = "--print-flags"  # parses the other flags, then prints what there is
 _API_KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
+_ENGINE_KEY_VARIABLE = "FIRSTTOKEN_ENGINE_API_KEY"  # the facade sends it, the engine trusts it
 
 
 class StartError(Exception):
@@ -48,6 +50,7 @@ def serve(arguments: Sequence[str]) -> int:
             return 0
         given = flags.split(arguments)
         _check_values(given)
+        _check_tls(given)
         check_ports(_wanted_ports(given))
         _prepare_model(given.model)
     except UsageError as error:
@@ -59,6 +62,9 @@ def serve(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    if _has_keys(given):
+        # The engine asks for keys, too, and lets this facade say for whom a request is.
+        os.environ.setdefault(_ENGINE_KEY_VARIABLE, secrets.token_urlsafe(32))
     plans = _Plans(given)
     return asyncio.run(Supervisor(plans.engine(), plans.facade, plans.announce).run())
 
@@ -89,6 +95,19 @@ def _check_values(given: ServeArguments) -> None:
         _, errors = process.communicate()
         if process.returncode != 0:
             raise StartError(errors.strip().rpartition("\n")[2], process.returncode)
+
+
+def _check_tls(given: ServeArguments) -> None:
+    if given.values.get("grpc_ssl_certfile") and not given.values.get("engine_ssl_ca"):
+        raise UsageError(
+            "--grpc-ssl-certfile takes --engine-ssl-ca, too: whom the facade trusts to have "
+            "signed the engine's certificate."
+        )
+
+
+def _has_keys(given: ServeArguments) -> bool:
+    flags = (given.values.get("api_key"), given.values.get("api_keys_file"))
+    return any((*flags, os.environ.get(_API_KEY_VARIABLE)))
 
 
 def _start(module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -142,8 +161,7 @@ class _Plans:
 
     async def announce(self, engine_at: Where, facade_at: Where) -> None:
         await until_ready(facade_at["http"])
-        has_key = bool(self.given.values.get("api_key") or os.environ.get(_API_KEY_VARIABLE))
-        print(announcement(engine_at, facade_at, has_key), flush=True)
+        print(announcement(engine_at, facade_at, _has_keys(self.given)), flush=True)
 
     def _grace_seconds(self) -> float:
         return (self.given.number("shutdown_timeout") or 0.0) + _GRACE_MARGIN_SECONDS

@@ -49,9 +49,11 @@ def request_from_proto(message: engine_pb2.GenerateRequest) -> GenerateRequest:
         num_prompt_logprobs=(
             response.prompt_logprobs if response.HasField("prompt_logprobs") else None
         ),
+        tells_timing=response.timing,
         cache_salt=message.kv.cache_salt,
         priority=message.priority if message.HasField("priority") else None,
         tenant=message.tenant,
+        attempt=message.attempt if message.HasField("attempt") else None,
         tokenizer_digest=message.tokenizer_digest,
     )
 
@@ -129,17 +131,28 @@ def finished_to_proto(
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
         ),
-        timing=engine_pb2.Timing(
-            queue_us=_micros(timing.queue_seconds),
-            grammar_wait_us=_micros(timing.grammar_wait_seconds),
-            prefill_us=_micros(timing.prefill_seconds),
-            first_token_us=_micros(timing.first_token_seconds),
-            decode_us=_micros(timing.decode_seconds),
-            prefill_chunks=timing.prefill_chunks,
-            cached_tokens=timing.cached_tokens,
-            preemptions=timing.preemptions,
-            first_step_id=timing.first_step_id,
-        ),
+        timing=timing_to_proto(timing),
+    )
+
+
+def timing_to_proto(timing: Timing) -> engine_pb2.Timing:
+    return engine_pb2.Timing(
+        queue_us=_micros(timing.queue_seconds),
+        grammar_wait_us=_micros(timing.grammar_wait_seconds),
+        prefill_us=_micros(timing.prefill_seconds),
+        first_token_us=_micros(timing.first_token_seconds),
+        decode_us=_micros(timing.decode_seconds),
+        prefill_chunks=timing.prefill_chunks,
+        cached_tokens=timing.cached_tokens,
+        preemptions=timing.preemptions,
+        first_step_id=timing.first_step_id,
+        waits=[
+            engine_pb2.Wait(
+                reason=engine_pb2.WaitReason.Value(f"WAIT_REASON_{wait.reason.upper()}"),
+                duration_us=_micros(wait.seconds),
+            )
+            for wait in timing.waits
+        ],
     )
 
 

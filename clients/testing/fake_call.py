@@ -182,6 +182,7 @@ class FakeCall:
         ]
 
     def _delta(self, step: Emit) -> engine_pb2.GenerateEvent:
+        is_first = step.index not in self._first_token_seconds
         self._first_token_seconds.setdefault(step.index, self._age_seconds())
         self._num_emitted[step.index] += len(step.token_ids)
         logprobs: Sequence[TokenLogprobs] = ()
@@ -192,6 +193,8 @@ class FakeCall:
             ]
         event = self._event(step.index)
         event.delta.CopyFrom(encoding.delta_to_proto(step.token_ids, logprobs))
+        if is_first and self.request.tells_timing:
+            event.delta.timing.CopyFrom(encoding.timing_to_proto(self._timing(step.index)))
         return event
 
     def _finished(self, step: Finish) -> engine_pb2.GenerateEvent:

@@ -88,6 +88,7 @@ class FakeEngine:
         self.admin_key = admin_key  # None: Control is closed
         self.calls: list[FakeCall] = []  # every Generate that was not refused at the door
         self.aborts: list[FakeAbort] = []
+        self.kept_traces: list[str] = []  # ids, as the callers of KeepTraces gave them
         self.is_serving = True
         self.thawed = asyncio.Event()
         self.thawed.set()

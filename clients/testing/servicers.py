@@ -68,6 +68,17 @@ class FakeEngineServicer(engine_pb2_grpc.EngineServicer):
         self._fake.abort(request.request_id, tuple(request.indices))
         return engine_pb2.AbortResponse()
 
+    async def KeepTraces(
+        self,
+        request: engine_pb2.KeepTracesRequest,
+        context: grpc.aio.ServicerContext[
+            engine_pb2.KeepTracesRequest, engine_pb2.KeepTracesResponse
+        ],
+    ) -> engine_pb2.KeepTracesResponse:
+        await self._enter(context)
+        self._fake.kept_traces += request.trace_ids
+        return engine_pb2.KeepTracesResponse()
+
     async def GetModelInfo(
         self,
         request: engine_pb2.GetModelInfoRequest,

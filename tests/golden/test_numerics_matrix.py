@@ -132,12 +132,12 @@ def part_of_a_block(runner: ModelRunner, budget: int, in_company: bool) -> list[
 
 
 def evicted(runner: ModelRunner, budget: int, in_company: bool) -> list[Outcome]:
-    """First of the cache goes what was computed first; the rest is found."""
+    """Of one target at least, nothing is found."""
     bench = Bench(runner, budget, num_blocks=30)
     bench.run(TARGETS)
     bench.run([Target(tokens(99, 300), SamplingParams(temperature=0.0), max_tokens=2)])
     outcomes, cached = bench.targets(in_company)
-    assert sum(cached) < sum(len(target.prompt) for target in TARGETS) // 2
+    assert min(cached) == 0
     return outcomes
 
 

@@ -26,6 +26,7 @@ from clients import (
     OutOfMemory,
     PermissionDenied,
     QueueFull,
+    RateLimited,
     RequestIdInUse,
     SlowReader,
     TokenizerStale,
@@ -46,6 +47,7 @@ EVERY_ERROR = [
     ContextLengthExceeded("9 tokens do not fit in 8"),
     ModelNotFound("no such model"),
     QueueFull("full", retry_after_seconds=1.5),
+    RateLimited("enough for this minute", retry_after_seconds=0.75),
     SlowReader("too slow"),
     OutOfMemory("no memory"),
     RequestIdInUse("in use"),
@@ -89,7 +91,7 @@ async def test_every_reason_has_its_type(error: EngineClientError) -> None:
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_a_bare_code_is_understood(error: EngineClientError) -> None:
-    """As from a proxy. A code that stands for three reasons says nothing without details."""
+    """As from a proxy. A code that stands for several reasons says nothing without details."""
     shares_code = isinstance(error, QueueFull | SlowReader | OutOfMemory)
     bare = InternalError if shares_code else type(error)
     async with connected(ONE_ATTEMPT) as (fake, client):

@@ -65,12 +65,15 @@ async def test_a_generation_is_a_client_span_under_the_callers(
         assert span.kind is SpanKind.CLIENT
         assert span.parent is not None
         assert span.parent.span_id == parent.get_span_context().span_id
+        host, _, port = fake.target.rpartition(":")
         assert dict(span.attributes or {}) == {
             names.RPC_SYSTEM: "grpc",
             names.RPC_SERVICE: "firsttoken.v1.Engine",
             names.RPC_METHOD: "Generate",
             names.RPC_GRPC_STATUS_CODE: 0,
             names.REQUEST_ID: "mine",
+            names.SERVER_ADDRESS: host,
+            names.SERVER_PORT: int(port),
         }
         assert span.status.status_code is StatusCode.UNSET
         assert (

@@ -8,7 +8,7 @@ import secrets
 import time
 
 from tests.serving import Served, load, post, stream, wait_idle
-from traces.file_store import StoredSpan, read_spans
+from traces.stored_spans import StoredSpan, read_spans
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 

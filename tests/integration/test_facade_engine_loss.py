@@ -13,6 +13,7 @@ import pytest
 from clients.testing import Accept, Emit, FakeEngine, Hang, Progress, Script
 from clients.text.tokenizer import Tokenizer
 from clients.types import TokenizerBundle
+from http_facade.engine_address import parse_engine
 from http_facade.flags import FacadeConfig
 from http_facade.server import running_facade
 from tests.facade_harness import (
@@ -43,7 +44,9 @@ async def test_it_starts_before_its_engine_and_connects_when_that_comes(
     fake = FakeEngine(embedded_model_dir, model=MODEL)
     fake._port = free_port()
     tok = Tokenizer.from_files(fake.tokenizer.files)
-    async with running_facade(FacadeConfig(engine=fake.target, port=0)) as running:
+    async with running_facade(
+        FacadeConfig(engines=(parse_engine(fake.target),), port=0)
+    ) as running:
         facade = Harness(fake, running, tok)
         assert (await facade.get("/healthz"))[0] == 200
         for path in ("/readyz", "/v1/models"):
@@ -69,7 +72,7 @@ async def test_an_engine_that_still_loads_is_no_engine_lost(
     tok = Tokenizer.from_files(fake.tokenizer.files)
     async with (
         fake,
-        running_facade(FacadeConfig(engine=fake.target, port=0)) as running,
+        running_facade(FacadeConfig(engines=(parse_engine(fake.target),), port=0)) as running,
     ):
         facade = Harness(fake, running, tok)
         await asyncio.sleep(1.0)

@@ -187,7 +187,7 @@ async def test_v4_models_paths_and_methods(facade: Harness, path: str) -> None:
     status, raw, headers = await facade.get(path)
     check_envelope(status, json.loads(raw), 405)
     assert headers["Allow"] == "POST"
-    for missing in ("/v1/no/such", "/", "/v1/models/no-such-model"):
+    for missing in ("/v1/no/such", "/v1", "/v1/models/no-such-model"):
         status, raw, headers = await facade.get(missing)
         check_envelope(status, json.loads(raw), 404)
         assert headers["x-request-id"]

@@ -119,7 +119,7 @@ async def test_a_list_that_no_queue_could_hold_is_400_and_never_429(
         facade.fake.model_info = dataclasses.replace(
             facade.fake.model_info, max_queued_samples=20, max_queued_tokens=40
         )
-        await facade.running.facade.connection.refresh()
+        await facade.running.facade.engines.engines[0].refresh()
         facade.say("fine")
         status, answer, headers = await facade.post(COMPLETIONS, completion(**fields))
         error = check_envelope(status, answer, 400, "prompt")

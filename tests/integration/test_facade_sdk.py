@@ -12,6 +12,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionToolParam
 
+from access.keys import plain_keys
 from clients.errors import (
     ContextLengthExceeded,
     EngineClientError,
@@ -21,6 +22,7 @@ from clients.errors import (
     QueueFull,
 )
 from clients.testing import Accept, Fail, Progress, Script
+from http_facade.edge import EdgeConfig
 from tests.facade_harness import MODEL, Harness, facade_and_fake
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,7 +32,8 @@ KEY = "secret-key"
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared(embedded_model_dir: Path) -> AsyncIterator[Harness]:
-    async with facade_and_fake(embedded_model_dir, api_key=KEY) as harness:
+    edge = EdgeConfig(api_keys=plain_keys([KEY]))
+    async with facade_and_fake(embedded_model_dir, edge=edge) as harness:
         yield harness
 
 

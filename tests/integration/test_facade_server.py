@@ -21,9 +21,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from access.keys import plain_keys
 from clients.errors import OutOfMemory
 from clients.testing import Accept, Emit, FakeEngine, Hang, Pause, Progress, Script
 from clients.text.tokenizer import Tokenizer
+from http_facade.edge import EdgeConfig
 from http_facade.facade import Facade
 from http_facade.metrics import FacadeMetrics
 from http_facade.server import RunningFacade
@@ -171,7 +173,8 @@ async def test_prompts_and_keys_are_never_logged(embedded_model_dir: Path) -> No
 
 
 async def test_every_route_but_the_probes_asks_for_the_key(embedded_model_dir: Path) -> None:
-    async with facade_and_fake(embedded_model_dir, api_key="k1") as facade:
+    edge = EdgeConfig(api_keys=plain_keys(["k1"]))
+    async with facade_and_fake(embedded_model_dir, edge=edge) as facade:
         facade.say("fine")
         app_routes = {
             (route.method, route.resource.canonical)
@@ -262,7 +265,7 @@ async def test_one_trace_from_the_caller_to_the_engine(embedded_model_dir: Path)
         assert attributes["firsttoken.request.id"] == "traced"
         assert attributes["http.response.status_code"] == 200
         assert "someone" not in attributes.values()
-        assert [event.name for event in server.events] == ["first_byte_written"]
+        assert [event.name for event in server.events] == ["prepared", "first_byte_written"]
         assert server.status.status_code is StatusCode.UNSET
         propagated = facade.fake.calls[0].metadata["traceparent"]
         assert propagated.split("-")[1] == TRACE_ID

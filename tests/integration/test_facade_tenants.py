@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from access.keys import plain_keys
+from http_facade.edge import EdgeConfig
 from tests.facade_harness import CHAT, COMPLETIONS, body_for, facade_and_fake
 
 KEYS = ("secret-one", "secret-two")
 
 
 async def tenants(model_dir: Path, key: str | None) -> set[str]:
-    async with facade_and_fake(model_dir, api_key=key) as harness:
+    edge = EdgeConfig(api_keys=plain_keys([key] if key else []))
+    async with facade_and_fake(model_dir, edge=edge) as harness:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         for path in (CHAT, COMPLETIONS):
             for extra in ({}, {"tenant": "other"}, {"cache_salt": "s"}):

@@ -179,7 +179,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({s.request.key for s in shares}) == len(shares) <= 6
         assert all(s.num_scheduled_tokens > 0 for s in shares)
         assert self.in_flight.num_scheduled_tokens == sum(s.num_scheduled_tokens for s in shares)
-        assert self.in_flight.num_scheduled_tokens <= self.core.scheduler._token_budget
+        assert self.in_flight.num_scheduled_tokens <= self.core.scheduler.token_budget
         SchedulerMachine.num_copies += len(self.in_flight.block_copies)
         scheduled = {s.request.key for s in shares}
         for request in lacking_one:  # a decode is never starved, unless blocks are short

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from engine_service.cache_salt import effective_cache_salt
+from engine_service.config import ModelConfig
 from engine_service.conversions import (
     check_prompt_length,
     check_request_id,
@@ -24,7 +26,13 @@ from engine_service.errors import (
 )
 from engine_service.messages import AddRequest
 from engine_service.model_error import ModelError
-from engine_service.served_model import GenerationDefaults, ServedModel, read_generation_defaults
+from engine_service.served_model import (
+    GenerationDefaults,
+    ServedModel,
+    read_generation_defaults,
+    sampling_defaults,
+)
+from engine_service.tokenizer_files import TokenizerFiles
 from protos import engine_pb2 as pb
 
 MODEL = ServedModel(
@@ -294,6 +302,15 @@ def test_generation_config() -> None:
     content = b'{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2], "top_p": null}'
     assert read_generation_defaults(content) == GenerationDefaults(temperature=0.6, top_k=20)
     assert read_generation_defaults(None) == GenerationDefaults()
+
+
+@pytest.mark.parametrize("choice", ["vllm", "none"])
+def test_sampling_defaults_can_be_neutral_whatever_the_model_says(choice: str) -> None:
+    files = TokenizerFiles({"generation_config.json": b'{"temperature": 0.6}'})
+    config = ModelConfig("", "")
+    assert sampling_defaults(config, files) == GenerationDefaults(temperature=0.6)
+    neutral = msgspec.structs.replace(config, generation_config=choice)
+    assert sampling_defaults(neutral, files) == GenerationDefaults()
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ class Bench:
         self.actor = EngineActor(limits, self.metrics, stall_timeout_seconds=0.2)
         self.connection = Connection()
         self.ended: list[tuple[int, FinishReason]] = []
+        self.first_tokens: list[int] = []
+        self.lost: list[int] = []
         self.actor.core_started(self.connection, READY)
 
     def submit(
@@ -79,9 +81,17 @@ class Bench:
             arrival_ns=now_ns,
             deadline_ns=now_ns + int(deadline_seconds * 1e9) if deadline_seconds else 0,
         )
-        return self.actor.submit(
-            request, lambda index, finish: self.ended.append((index, finish.reason))
-        )
+        return self.actor.submit(request, self)
+
+    def first_token(self, index: int, computed_ns: int, received_ns: int) -> None:
+        assert computed_ns <= received_ns
+        self.first_tokens.append(index)
+
+    def sample_finished(self, index: int, finish: Finish) -> None:
+        self.ended.append((index, finish.reason))
+
+    def sample_lost(self, index: int) -> None:
+        self.lost.append(index)
 
     def answer(self, *outputs: RequestOutput, stats: CoreStats | None = None) -> None:
         now_ns = time.monotonic_ns()
@@ -204,6 +214,16 @@ async def test_an_unknown_reason_is_an_internal_error(bench: Bench) -> None:
     bench.answer(RequestOutput("a", 0, finish=finish(FinishReason.ERROR, Failure("NEW", "?"))))
     with pytest.raises(InternalError):
         await stream.take()
+
+
+async def test_the_observer_hears_of_first_tokens_ends_and_losses(bench: Bench) -> None:
+    bench.submit("a", n=3)
+    bench.answer(RequestOutput("a", 0, [1]), RequestOutput("a", 2, num_prefilled_tokens=5))
+    bench.answer(RequestOutput("a", 0, [2]), RequestOutput("a", 1, [3], finish=finish()))
+    assert bench.first_tokens == [0, 1]
+    assert bench.ended == [(1, FinishReason.LENGTH)]
+    bench.actor.core_lost(retry_after_seconds=None)
+    assert bench.lost == [0, 2]
 
 
 async def test_the_cores_death_fails_all_and_frees_everything(bench: Bench) -> None:

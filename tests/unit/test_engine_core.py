@@ -89,6 +89,9 @@ class ScriptedGrammars:
         compiled, self.compiled = self.compiled, []
         return compiled
 
+    def take_compile_times_ns(self) -> list[int]:
+        return []
+
     def fill_bitmask(self, sampling: Sequence[Request]) -> GrammarBitmask | None:
         return None
 

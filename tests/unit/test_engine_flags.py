@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from access.keys import plain_keys
 from engine_service.config import (
     CacheConfig,
     CoreConfig,
+    EdgeConfig,
     GrammarConfig,
     ModelConfig,
     SchedulerConfig,
@@ -22,6 +24,8 @@ from engine_service.flags import TARGET_ITL_MS, build_parser, to_config
 
 FLAGS = [
     "--admin-key",
+    "--api-key",
+    "--api-keys-file",
     "--batch-invariant",
     "--block-size",
     "--core-in-process",
@@ -30,10 +34,14 @@ FLAGS = [
     "--enable-jump-forward",
     "--enable-prefix-caching",
     "--engine-metrics-port",
+    "--generation-config",
     "--gpu-memory-utilization",
     "--grammar-compile-timeout",
     "--grpc-host",
     "--grpc-port",
+    "--grpc-ssl-ca-certs",
+    "--grpc-ssl-certfile",
+    "--grpc-ssl-keyfile",
     "--kernels",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
@@ -60,6 +68,8 @@ FLAGS = [
     "--tenant-weights",
     "--trace-dir",
     "--trace-sample-ratio",
+    "--trace-slow-ttft-ms",
+    "--trusted-api-key",
 ]
 
 
@@ -90,9 +100,14 @@ def test_flags_reach_their_fields() -> None:
         "--core-in-process",
         "--trace-dir=/t",
         "--trace-sample-ratio=0.25",
+        "--generation-config=vllm",
     )
     assert config.core.model == ModelConfig(
-        "/models/tiny", "m", max_model_len=100, batch_invariant=True
+        "/models/tiny",
+        "m",
+        max_model_len=100,
+        batch_invariant=True,
+        generation_config="vllm",
     )
     assert config.core.cache == CacheConfig(8, num_blocks=9, enable_prefix_caching=False)
     assert config.core.scheduler == SchedulerConfig(
@@ -113,6 +128,36 @@ def test_the_admin_key_is_kept_as_its_digest_only(monkeypatch: pytest.MonkeyPatc
     assert parse().admin_key_digest == digest
     monkeypatch.setenv("FIRSTTOKEN_ADMIN_KEY", "")
     assert parse().admin_key_digest == b""
+
+
+def test_flags_of_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = parse(
+        *("--api-key=one", "--api-key=two", "--api-keys-file=/k.yaml", "--trusted-api-key=t"),
+        *("--ssl-certfile=/c", "--grpc-ssl-keyfile=/k", "--ssl-ca-certs=/ca"),
+    ).edge
+    assert edge == EdgeConfig(
+        api_keys=plain_keys(["one", "two"]),
+        api_keys_file=Path("/k.yaml"),
+        trusted_key_digest=hashlib.sha256(b"t").digest(),
+        ssl_certfile=Path("/c"),
+        ssl_keyfile=Path("/k"),
+        ssl_ca_certs=Path("/ca"),
+    )
+    monkeypatch.setenv("FIRSTTOKEN_API_KEY", "plain")
+    monkeypatch.setenv("FIRSTTOKEN_ENGINE_API_KEY", "fronts")
+    assert parse().edge.api_keys == plain_keys(["plain"])
+    assert parse().edge.trusted_key_digest == hashlib.sha256(b"fronts").digest()
+    monkeypatch.setenv("FIRSTTOKEN_API_KEY", "two words")
+    with pytest.raises(ValueError, match=r"\$FIRSTTOKEN_API_KEY"):
+        parse()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--ssl-certfile=/c",), ("--grpc-ssl-keyfile=/k",), ("--ssl-ca-certs=/ca",)]
+)
+def test_flags_of_tls_go_together(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="--ssl-certfile and --ssl-keyfile"):
+        parse(*flags)
 
 
 def test_flags_of_grammars() -> None:

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from access.keys import plain_keys
 from clients.text.tool_parsers import TOOL_FORMATS
+from http_facade.edge import EdgeConfig
+from http_facade.engine_address import EngineAddress
 from http_facade.flags import (
     AUTO_PARSER,
     TOOL_CALL_PARSERS,
@@ -33,9 +36,9 @@ def test_flags_reach_the_config() -> None:
         *("--served-model-name", "a", "--served-model-name", "b", "--shutdown-timeout", "1.5"),
     )
     assert config == FacadeConfig(
-        engine="h:7",
+        engines=(EngineAddress("h", 7),),
         port=0,
-        api_key="k",
+        edge=EdgeConfig(api_keys=plain_keys(["k"])),
         strict_params=True,
         served_model_names=("a", "b"),
         shutdown_timeout_seconds=1.5,
@@ -51,15 +54,50 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FIRSTTOKEN_API_KEY", "from-env")
-    assert parse().api_key == "from-env"
-    assert parse("--api-key", "given").api_key == "given"
+    assert parse().edge.api_keys == plain_keys(["from-env"])
+    assert parse("--api-key", "given").edge.api_keys == plain_keys(["given"])
+    both = parse("--api-key", "one", "--api-key", "two").edge.api_keys
+    assert [key.id for key in both] == ["api-key-1", "api-key-2"]
     assert "from-env" not in repr(parse())
     assert "from-env" not in build_parser().format_help()
+
+
+def test_flags_of_the_edge() -> None:
+    edge = parse(
+        *("--api-keys-file", "/k.yaml", "--admin-key", "op", "--engine-api-key", "secret"),
+        *("--ssl-certfile", "/c", "--ssl-keyfile", "/k", "--engine-ssl-ca", "system"),
+        *("--allowed-origins", "https://a.example/,http://b.example:1", "--access-log", "json"),
+    ).edge
+    assert edge.allowed_origins == ("https://a.example", "http://b.example:1")
+    assert edge.admin_key is not None and edge.admin_key.is_admin
+    assert edge.engine_api_key == "secret" and "secret" not in repr(edge)
+    assert (edge.access_log, edge.engine_ssl_ca) == ("json", "system")
+    assert parse("--allowed-origins", '["*"]').edge.allowed_origins == ("*",)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--ssl-certfile", "/c"), "--ssl-certfile and --ssl-keyfile"),
+        (("--engine-ssl-keyfile", "/k"), "--engine-ssl-certfile and --engine-ssl-keyfile"),
+        (("--engine-ssl-server-name", "a"), "--engine-ssl-ca"),
+        (("--log-prompts", "--access-log", "off"), "--log-prompts"),
+    ],
+)
+def test_flags_that_cannot_go_together(args: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse(*args)
 
 
 @pytest.mark.parametrize(
     "args",
     [
+        ("--api-key", "two words"),
+        ("--engine-api-key", ""),
+        ("--allowed-origins", "app.example"),
+        ("--allowed-origins", "[1]"),
+        ("--allowed-origins", "[broken"),
+        ("--access-log", "xml"),
         ("--port", "70000"),
         ("--port", "x"),
         ("--engine", "nohost"),
@@ -67,6 +105,7 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
         ("--trace-sample-ratio", "2"),
         ("--trace-sample-ratio", "nan"),
         ("--max-body-bytes", "0"),
+        ("--max-body-bytes", "66060289"),
         ("--log-level", "loud"),
         ("--no-such-flag",),
     ],

@@ -14,20 +14,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"clients", "engine_service", "http_facade", "kernels", "protos", "traces"}
+OURS = {"access", "clients", "engine_service", "http_facade", "kernels", "protos", "traces"}
 STDLIB = sys.stdlib_module_names
 
 # Package: what it may import of ours.
 MAY_IMPORT = {
     "protos": set[str](),
+    "access": set[str](),
     "kernels": set[str](),
     "traces": set[str](),
     "clients": {"protos", "traces"},
-    "engine_service": {"protos", "kernels", "traces"},
-    "http_facade": {"clients", "traces"},
+    "engine_service": {"access", "protos", "kernels", "traces"},
+    "http_facade": {"access", "clients", "traces"},
 }
 # Package: the only third parties it may import.
 ONLY_IMPORTS = {
+    "access": {"msgspec", "yaml"},
     "protos": {"grpc", "google"},
     "kernels": {"torch", "triton", "numpy"},
     "traces": {"opentelemetry"},
@@ -48,6 +50,7 @@ EXTRAS = {
     "clients": (),
     "clients/bench": ("facade",),
     "clients/text": ("facade",),
+    "access": ("facade",),
     "http_facade": ("facade",),
     "engine_service": ("engine",),
     "kernels": ("engine",),

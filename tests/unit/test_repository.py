@@ -47,6 +47,6 @@ def test_every_declared_dependency_is_pinned() -> None:
 
 
 def test_every_package_is_typed_and_data_files_are_shipped() -> None:
-    packages = ("clients", "engine_service", "http_facade", "kernels", "protos", "traces")
+    packages = ("access", "clients", "engine_service", "http_facade", "kernels", "protos", "traces")
     for package in packages:
         assert (ROOT / package / "py.typed").is_file()

@@ -24,6 +24,7 @@ TIMING = RequestTiming(
     finished_ns=15_000_000,
     num_preemptions=1,
     first_step_id=4,
+    num_cached_tokens=16,
     prefill_chunks=(PrefillChunk(4, 6_000_000, 8_000_000, 16),) * 2,
 )
 
@@ -93,7 +94,7 @@ def test_an_absent_stop_token_stays_absent() -> None:
 
 
 def test_timing_adds_up() -> None:
-    timing = timing_message(TIMING, num_cached_tokens=16)
+    timing = timing_message(TIMING)
     assert timing == pb.Timing(
         queue_us=3_000,
         grammar_wait_us=2_000,
@@ -109,5 +110,5 @@ def test_timing_adds_up() -> None:
 
 
 def test_timing_of_a_request_that_never_ran() -> None:
-    timing = timing_message(RequestTiming(arrival_ns=1_000, finished_ns=9_000), 0)
+    timing = timing_message(RequestTiming(arrival_ns=1_000, finished_ns=9_000))
     assert timing == pb.Timing(queue_us=8)

@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from traces import clock, names, propagation
-from traces.file_store import FileSpanExporter, StoreLimits, read_spans
+from traces.file_store import FileSpanExporter, StoreLimits
 from traces.setup import configure_tracing, trace_directory
+from traces.stored_spans import read_spans
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
