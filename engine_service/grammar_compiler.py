@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from engine_service.errors import InternalError, InvalidRequest
 from engine_service.grammar_frames import NICENESS
@@ -25,6 +25,8 @@ from engine_service.messages import Failure, StructuredOutput
 
 if TYPE_CHECKING:
     import xgrammar
+
+_CLOSE_SECONDS: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class GrammarCompiler:
         self._finished: SimpleQueue[Compilation] = SimpleQueue()
         self._times_ns: SimpleQueue[int] = SimpleQueue()
         # A daemon: a grammar that still compiles must not hold the process.
-        threading.Thread(target=self._run, name="grammar-compiler", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
+        self._thread.start()
 
     def start(self, spec: StructuredOutput) -> None:
         """`take_finished` will have it once, unless it is cancelled before it has begun."""
@@ -97,6 +100,8 @@ class GrammarCompiler:
             self._closed = True
             self._has_work.notify()
         self._worker.close()
+        # Native code that reads a grammar would abort a process which ends meanwhile.
+        self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
