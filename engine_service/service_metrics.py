@@ -7,32 +7,27 @@ request (latencies, lengths, ends) costs anything when it happens.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector as MetricCollector
 
 from engine_service.errors import EngineError, WaitTooLong
 from engine_service.messages import CoreStats, Finish, FinishReason
+from engine_service.metric_collectors import (
+    TOKEN_GAP_BUCKETS,
+    CoreCollector,
+    DroppedSpans,
+    TokenGaps,
+)
 
 _NANO: Final = 1e-9
+_VLLM: Final = "vllm:"
+_OURS: Final = "firsttoken_"  # what vLLM has no name for
 _FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0,
-)  # fmt: skip
-_TOKEN_GAP_BUCKETS: Final = (
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
-    10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 _REQUEST_BUCKETS: Final = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
@@ -41,7 +36,15 @@ _REQUEST_BUCKETS: Final = (
 _TOKEN_BUCKETS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000,
 )  # fmt: skip
-_REJECTIONS: Final = ("queue_full", "queue_wait", "engine_unavailable", "request_id_in_use")
+_REJECTIONS: Final = (
+    "queue_full", "queue_wait", "rate_limit_exceeded", "engine_unavailable", "request_id_in_use",
+)  # fmt: skip
+_GRAMMAR_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_FREED_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
 _STEP_TOKEN_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
@@ -68,12 +71,12 @@ class ServiceMetrics:
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_BUCKETS
         )
-        self._token_gap = _TokenGaps(self._labels)
+        self._token_gap = TokenGaps(self._labels)
         self.registry.register(self._token_gap)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time per token after the first.",
-            _TOKEN_GAP_BUCKETS,
+            TOKEN_GAP_BUCKETS,
         )
         self._end_to_end = self._histogram(
             "e2e_request_latency_seconds", "Arrival to the end.", _REQUEST_BUCKETS
@@ -98,15 +101,32 @@ class ServiceMetrics:
         self._iteration_tokens = self._histogram(
             "iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKEN_BUCKETS
         )
+        self._grammar_compile = self._histogram(
+            "grammar_compile_seconds",
+            "Compilation of one grammar, a bad one included; one found in the cache is not.",
+            _GRAMMAR_BUCKETS,
+            prefix=_OURS,
+        )
+        self._freed = self._histogram(
+            "disconnect_to_freed_seconds",
+            "Caller gone, or its deadline passed, to the last block of its request freed.",
+            _FREED_BUCKETS,
+            prefix=_OURS,
+        )
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], prefix: str = _VLLM
+    ) -> Histogram:
         family = Histogram(
-            f"vllm:{name}", help, ["model_name"], buckets=buckets, registry=self.registry
+            prefix + name, help, ["model_name"], buckets=buckets, registry=self.registry
         )
         return family.labels(**self._labels)
 
     def watch_core(self, stats: Callable[[], CoreStats]) -> None:
-        self.registry.register(_CoreCollector(self._labels, stats))
+        self.registry.register(CoreCollector(self._labels, stats))
+
+    def watch_tracing(self, num_dropped_spans: Callable[[], int]) -> None:
+        self.registry.register(DroppedSpans(self._labels, num_dropped_spans))
 
     # ------------------------------------------------------------ events
 
@@ -117,6 +137,13 @@ class ServiceMetrics:
     def step(self, num_scheduled_tokens: int) -> None:
         if num_scheduled_tokens:
             self._iteration_tokens.observe(num_scheduled_tokens)
+
+    def grammars_compiled(self, times_ns: Sequence[int]) -> None:
+        for time_ns in times_ns:
+            self._grammar_compile.observe(time_ns * _NANO)
+
+    def freed(self, since_left_ns: int) -> None:
+        self._freed.observe(since_left_ns * _NANO)
 
     def first_token(self, since_arrival_ns: int) -> None:
         self._first_token.observe(since_arrival_ns * _NANO)
@@ -144,64 +171,6 @@ class ServiceMetrics:
     def sample_lost(self, reason: FinishReason) -> None:
         """Ended, with nothing known of its times (the core died)."""
         self._ended.labels(**self._labels, finished_reason=reason.name.lower()).inc()
-
-
-class _TokenGaps(MetricCollector):
-    """A histogram for what happens with every token: without prometheus_client's locks, which
-    cost ten times as much. One thread observes; another may scrape meanwhile."""
-
-    def __init__(self, labels: dict[str, str]) -> None:
-        self._names = list(labels)
-        self._values = list(labels.values())
-        self._counts = [0] * (len(_TOKEN_GAP_BUCKETS) + 1)  # the last one: above all bounds
-        self._sum_seconds = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_TOKEN_GAP_BUCKETS, seconds)] += 1
-        self._sum_seconds += seconds
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Between tokens of a sample.", labels=self._names
-        )
-        bounds = [*map(str, _TOKEN_GAP_BUCKETS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        family.add_metric(self._values, buckets, self._sum_seconds)
-        yield family
-
-
-class _CoreCollector(MetricCollector):
-    """Gauges and counters of the core; counters start again with a new core."""
-
-    def __init__(self, labels: dict[str, str], stats: Callable[[], CoreStats]) -> None:
-        self._names = list(labels)
-        self._values = list(labels.values())
-        self._stats = stats
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
-        gauges = (
-            ("num_requests_running", "Samples running.", stats.num_running),
-            ("num_requests_waiting", "Samples waiting.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", usage),
-        )
-        counters = (
-            ("prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits),
-            ("prompt_tokens", "Prompt tokens computed.", stats.num_prompt_tokens),
-            ("generation_tokens", "Tokens generated.", stats.num_generated_tokens),
-            ("forced_tokens", "Generated without a step of their own.", stats.num_forced_tokens),
-            ("num_preemptions", "Preemptions.", stats.num_preemptions),
-        )
-        for name, help, value in gauges:
-            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=self._names)
-            gauge.add_metric(self._values, value)
-            yield gauge
-        for name, help, value in counters:
-            counter = CounterMetricFamily(f"vllm:{name}", help, labels=self._names)
-            counter.add_metric(self._values, value)
-            yield counter
 
 
 class MetricsServer:

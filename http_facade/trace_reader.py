@@ -22,7 +22,7 @@ from traces import names
 from traces.explain.causes import kind_of
 from traces.explain.explanation import as_json, explain
 from traces.explain.waterfall import rows_of
-from traces.request_view import RequestView, is_engine_call, join, number_of, text_of
+from traces.request_view import RequestView, join, number_of, text_of
 from traces.stored_spans import StoredSpan
 
 LIST_BYTES: Final = 32 * 2**20  # of the store, for a list: thousands of requests
@@ -149,7 +149,6 @@ def _span(span: StoredSpan, origin_ns: int) -> Json:
         "start_ms": (span["start_unix_ns"] - origin_ns) * 1e-6,
         "end_ms": (span["end_unix_ns"] - origin_ns) * 1e-6,
         "status": span["status"]["message"] if span["status"]["code"] == "ERROR" else "",
-        "is_engine": is_engine_call(span),
     }
 
 
@@ -185,8 +184,8 @@ class _RecentSpans:
 
     def _lines(self, path: Path, start: int) -> Iterator[bytes]:
         with suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(max(start - 1, 0))
             if start:
+                file.seek(start - 1)
                 file.readline()  # the rest of one that began before
             for line in file:
                 if self._mentioning in line:
