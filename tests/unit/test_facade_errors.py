@@ -26,7 +26,9 @@ def translated(error: EngineClientError) -> ApiError:
         (client_errors.EngineUnavailable("dead", reason="R"), 503, "engine_unavailable"),
         (client_errors.DeadlineExceeded("late", reason="R"), 504, "deadline_exceeded"),
         (client_errors.RequestIdInUse("id", reason="R"), 500, "internal_error"),
-        (client_errors.Unauthenticated("who", reason="R"), 500, "internal_error"),
+        # the facade's own key, not the caller's
+        (client_errors.Unauthenticated("who", reason="R"), 503, "engine_unavailable"),
+        (client_errors.PermissionDenied("no", reason="R"), 503, "engine_unavailable"),
         (client_errors.InternalError("boom", reason="R"), 500, "internal_error"),
     ],
 )
