@@ -9,7 +9,9 @@ import statistics
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,9 +29,25 @@ NUM_RUNNING, NUM_QUEUED, EXCESS = 4, 16, 50
 def small_queue(
     tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    flags = (f"--max-num-seqs={NUM_RUNNING}", f"--max-num-queued-reqs={NUM_QUEUED}")
-    with serve(tiny_model_dir("llama"), tmp_path_factory.mktemp("small_queue"), *flags) as running:
+    with small_queue_of(tiny_model_dir("llama"), tmp_path_factory) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def slow_queue(
+    tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Its steps take some milliseconds."""
+    slow = tiny_model_dir("llama", num_hidden_layers=12)
+    with small_queue_of(slow, tmp_path_factory) as running:
+        yield running
+
+
+def small_queue_of(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AbstractContextManager[Served]:
+    flags = (f"--max-num-seqs={NUM_RUNNING}", f"--max-num-queued-reqs={NUM_QUEUED}")
+    return serve(model_dir, tmp_path_factory.mktemp("small_queue"), *flags)
 
 
 def body(served: Served, prompt: list[int], **fields: Any) -> dict[str, Any]:
@@ -175,26 +193,26 @@ async def expiring(served: Served, number: int) -> float:
     return time.monotonic() - began
 
 
-async def test_c7_a_deadline_that_passes_in_the_queue_is_an_error(small_queue: Served) -> None:
-    async with saturated(small_queue):
-        before = await load(small_queue)
-        for seconds in await asyncio.gather(*(expiring(small_queue, i) for i in range(5))):
+async def test_c7_a_deadline_that_passes_in_the_queue_is_an_error(slow_queue: Served) -> None:
+    async with saturated(slow_queue):
+        before = await load(slow_queue)
+        for seconds in await asyncio.gather(*(expiring(slow_queue, i) for i in range(5))):
             assert 1.9 < seconds < 3.0
-        after = await load(small_queue)
+        after = await load(slow_queue)
         assert after.prompt_tokens == before.prompt_tokens  # they cost no prefill
-    await wait_idle(small_queue, 2)
+    await wait_idle(slow_queue, 2)
 
 
 async def test_c7_a_deadline_that_passes_in_a_stream_ends_it_with_an_error(
-    small_queue: Served,
+    slow_queue: Served,
 ) -> None:
-    fields = body(small_queue, [9, 8, 7], max_tokens=100_000)
+    fields = body(slow_queue, [9, 8, 7], max_tokens=100_000)
     began = time.monotonic()
-    answer = await stream(small_queue.http, COMPLETIONS, fields, {"x-request-timeout": "1"})
+    answer = await stream(slow_queue.http, COMPLETIONS, fields, {"x-request-timeout": "1"})
     assert answer.status == 200
     assert 0.9 < time.monotonic() - began < 2.0
     assert answer.events[-1]["error"]["code"] == "deadline_exceeded"
     assert answer.events[-1]["usage"]["completion_tokens"] > 0
     assert answer.finish_reasons() == []
     assert answer.num_done == 1
-    await wait_idle(small_queue, 2)
+    await wait_idle(slow_queue, 2)

@@ -380,7 +380,16 @@ async def test_echo_of_several_samples_and_prompts(served: Served) -> None:
         pieces = [c["logprobs"] for c in streamed.choice_chunks(i) if c.get("logprobs")]
         for field, values in choice["logprobs"].items():
             assert alike([one for piece in pieces for one in piece[field]], values)
-        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+        tokens = choice["logprobs"]["tokens"]
+        assert b"".join(map(bytes_of, tokens)).decode() == choice["text"]
+
+
+def bytes_of(token: str) -> bytes:
+    """A token that is a part of a character is told as `bytes:\\xe2\\x80`."""
+    hexadecimal = token.removeprefix("bytes:")
+    if hexadecimal == token:
+        return token.encode()
+    return bytes.fromhex(hexadecimal.replace("\\x", ""))
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -16,16 +16,17 @@ from tests.running_engine import Client, Engine, client, engine_process, next_ev
 
 LONG = 1_900  # tokens
 QUEUE_TIMEOUT_SECONDS = 1.0
+SLOW = {"num_hidden_layers": 12}  # of a tiny model: some milliseconds a step
 
 
 @pytest.fixture(scope="module")
 def engine(
     tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """One sample runs at a time."""
+    """One sample runs at a time, for seconds."""
     flags = ("--max-num-seqs=1", f"--queue-timeout={QUEUE_TIMEOUT_SECONDS}")
     work_dir = tmp_path_factory.mktemp("deadlines")
-    with engine_process(tiny_model_dir("llama"), work_dir, *flags) as running:
+    with engine_process(tiny_model_dir("llama", **SLOW), work_dir, *flags) as running:
         yield running
 
 
