@@ -160,7 +160,7 @@ class Admission:
         self, num_samples: int, num_tokens: int, now_seconds: float, comes_again: bool | None
     ) -> None:
         comes_as_told = self._comes_as_told(comes_again, now_seconds)
-        beyond = _KEPT_PROMISES if comes_as_told and comes_again else 0.0
+        beyond = _KEPT_PROMISES if comes_again else 0.0  # also if its promise was forgotten
         overflow = self._overflow(num_samples, num_tokens, beyond)
         if overflow <= 0 and not comes_as_told and not self._leaves_room(num_samples, now_seconds):
             overflow = 1
@@ -214,6 +214,7 @@ class Admission:
             first = max(_UNKNOWN_RETRY_SECONDS, standing_seconds)
             seconds = first + self._promised.num_samples * _UNKNOWN_SECONDS_EACH
         seconds = max(seconds, self._drain_rate.seconds_for(ahead, now_seconds) or 0.0)
-        hint = min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+        # On top of the least, so that those told one after the other don't come together.
+        hint = min(_MIN_RETRY_SECONDS + seconds, _MAX_RETRY_SECONDS)
         self._promised.promise(now_seconds + hint, num_samples)
         return hint

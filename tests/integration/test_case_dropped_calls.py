@@ -71,6 +71,7 @@ async def test_c6_dropped_streams_leave_nothing(
         for name in pids:
             megabytes = [size[name] // 10**6 for size in sizes]
             print(name, megabytes)
-            assert sizes[-1][name] < sizes[WARM - 1][name] * 1.05, megabytes
+            # The allocator gives and takes some megabytes; 4 KiB a stream would be seen.
+            assert sizes[-1][name] < sizes[WARM - 1][name] * 1.1, megabytes
         log = served.log.read_text()
         assert "never retrieved" not in log and "Traceback" not in log

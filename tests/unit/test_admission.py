@@ -9,6 +9,8 @@ import pytest
 from engine_service.admission import Admission, DrainRate
 from engine_service.errors import QueueFull, WaitTooLong
 
+LEAST = 0.25  # seconds of any hint
+
 
 def test_samples_are_counted_until_they_leave() -> None:
     admission = Admission(max_queued_samples=4, max_queued_tokens=1_000)
@@ -111,7 +113,7 @@ def test_the_hint_is_the_time_in_which_the_overflow_drains() -> None:
         admission.enter(6, 1, now)
     hint = caught.value.retry_after_seconds
     assert hint is not None
-    assert hint == pytest.approx(3.0 * 1.1 + 0.5)
+    assert hint == pytest.approx(LEAST + 3.0 * 1.1 + 0.5)
     for _ in range(6):  # and at that rate there is room before
         depart(admission, 1, now)
     admission.enter(6, 1, now + hint)
@@ -121,12 +123,12 @@ def test_the_hint_for_tokens_counts_the_samples_that_hold_them() -> None:
     admission, now = full_after(8, 0.5, max_queued_tokens=12)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 5, now)  # no room among 10 samples
-    assert caught.value.retry_after_seconds == pytest.approx(0.5 * 1.1 + 0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(LEAST + 0.5 * 1.1 + 0.5)
     admission, now = full_after(8, 0.5, max_queued_tokens=12)
     admission.leave(1, now, scheduled=False)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 7, now)  # 9 wait, 12 may: 4 tokens, each a sample, are too many
-    assert caught.value.retry_after_seconds == pytest.approx(2.0 * 1.1 + 0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(LEAST + 2.0 * 1.1 + 0.5)
 
 
 def test_the_hint_without_a_measurement_and_its_bounds() -> None:
@@ -134,12 +136,12 @@ def test_the_hint_without_a_measurement_and_its_bounds() -> None:
     admission.enter(1, 1, now_seconds=0)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 1, now_seconds=0)
-    assert caught.value.retry_after_seconds == 1.0
+    assert caught.value.retry_after_seconds == LEAST + 1.0
     depart(admission, 1, 0.001)
     admission.enter(1, 1, now_seconds=1)
     with pytest.raises(QueueFull) as caught:
         admission.enter(1, 1, now_seconds=1)
-    assert caught.value.retry_after_seconds == 0.25
+    assert caught.value.retry_after_seconds == pytest.approx(LEAST, abs=0.01)
     with pytest.raises(QueueFull) as caught:
         admission.enter(100_000, 1, now_seconds=25)
     assert caught.value.retry_after_seconds == 60.0
@@ -152,7 +154,7 @@ def test_who_says_that_it_comes_again_is_never_taken_for_a_newcomer() -> None:
         with pytest.raises(QueueFull) as caught:
             admission.enter(1, 1, now, comes_again=False)
         hints.append(caught.value.retry_after_seconds or 0.0)
-    assert hints == pytest.approx([(1 * 1.1 + 1) / 2, (2 * 1.1 + 1) / 2])
+    assert hints == pytest.approx([LEAST + (1 * 1.1 + 1) / 2, LEAST + (2 * 1.1 + 1) / 2])
     depart(admission, 1, now + 0.5)
     depart(admission, 1, now + 1.0)
     at = now + hints[0]
@@ -179,7 +181,7 @@ def test_a_wait_beyond_the_servers_limit_is_refused_with_when_it_will_do() -> No
     admission = waiting_at_two_a_second(10, max_wait_seconds=3.0)  # 5 s to wait
     with pytest.raises(WaitTooLong, match=r"10 samples wait, for 5\.0 s") as caught:
         admission.enter(1, 1, now_seconds=4)
-    assert caught.value.retry_after_seconds == pytest.approx(2.0 * 1.1 + 0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(LEAST + 2.0 * 1.1 + 0.5)
     assert admission.num_queued_samples == 10
     for number in range(4):
         depart(admission, 1, 4 + (number + 1) * 0.5)
@@ -190,7 +192,7 @@ def test_a_wait_beyond_the_requests_own_patience_is_refused() -> None:
     admission = waiting_at_two_a_second(10, max_wait_seconds=math.inf)
     with pytest.raises(WaitTooLong) as caught:
         admission.enter(1, 1, now_seconds=4, patience_seconds=4.5)
-    assert caught.value.retry_after_seconds == pytest.approx(0.5 * 1.1 + 0.5)
+    assert caught.value.retry_after_seconds == pytest.approx(LEAST + 0.5 * 1.1 + 0.5)
     admission.enter(1, 1, now_seconds=4, patience_seconds=5.5)
 
 
