@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import aiohttp
+import openai
 import pytest
 import pytest_asyncio
 
@@ -144,6 +145,18 @@ async def test_what_is_for_operators_takes_an_admin_key(facade: Harness) -> None
             assert (await get(facade, path, bearer(key)))[0] == 403
         assert (await get(facade, path, bearer(OPERATOR)))[0] not in (401, 403)
         assert (await get(facade, path))[0] == 401
+
+
+async def test_the_official_client_says_why_it_was_not_let_in(facade: Harness) -> None:
+    async with openai.AsyncOpenAI(base_url=facade.url, api_key=PLAIN) as client:
+        with pytest.raises(openai.PermissionDeniedError) as denied:
+            await client.get("/traces", cast_to=object)
+    assert denied.value.status_code == 403
+    assert isinstance(denied.value.body, dict)
+    assert denied.value.body["message"] in str(denied.value)
+    async with openai.AsyncOpenAI(base_url=facade.url, api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.get("/traces", cast_to=object)
 
 
 async def test_a_keys_tenant_and_priority_hold_whatever_a_request_says(facade: Harness) -> None:
