@@ -15,8 +15,9 @@ The hint of a refusal is the time in which enough samples leave for the same req
 behind those that were told so before (`promised_returns.py`). It is taken from the slower of two
 rates: that of all who leave, and that of those who took the place of one that ended. For at the
 start of a rush many leave at once, for places that were free, and say nothing of what comes next.
-A tenth more and one sample allow for what no rate foretells; and who says that it comes again as
-told is let in up to a quarter beyond the limits, so that a promise is kept if it can be.
+A tenth more and one sample allow for what no rate foretells; and who says that it comes again is
+let in beyond the limits, by a quarter for each refusal before it, up to twice the limits: so a
+promise is kept if it can be, and who was put off twice goes before who was put off once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _MIN_RETRY_SECONDS: Final = 0.25
 _MAX_RETRY_SECONDS: Final = 60.0
 _UNKNOWN_RETRY_SECONDS: Final = 1.0  # nothing drained yet
 _UNKNOWN_SECONDS_EACH: Final = 0.25
-_KEPT_PROMISES: Final = 0.25  # of the limits: so much more for those that come as told
+_BEYOND_EACH_REFUSAL: Final = 0.25  # of the limits
+_MOST_BEYOND: Final = 1.0
 
 
 class DrainRate:
@@ -95,16 +97,16 @@ class Admission:
         tokens_each: int,
         now_seconds: float,
         patience_seconds: float = math.inf,
-        comes_again: bool | None = None,
+        attempt: int | None = None,
     ) -> None:
-        """`patience_seconds`: after that the request is of no use to its caller. `comes_again`:
-        after a refusal; None: not known, and told from the time.
+        """`patience_seconds`: after that the request is of no use to its caller. `attempt`: 1 for
+        the first, 2 after one refusal; None: not known, and told from the time.
 
         Raises QueueFull (or WaitTooLong, one kind of it), which tells when to come.
         One request alone may exceed the token limit: else it could never be served.
         """
         if self.num_queued_samples:
-            self._check_room(num_samples, num_samples * tokens_each, now_seconds, comes_again)
+            self._check_room(num_samples, num_samples * tokens_each, now_seconds, attempt)
             max_wait_seconds = min(self._max_wait_seconds, patience_seconds)
             self._check_wait(num_samples, max_wait_seconds, now_seconds)
         else:
@@ -145,22 +147,22 @@ class Admission:
         if not is_queueing:
             self._num_freed_places = 0
 
-    def _comes_as_told(self, comes_again: bool | None, now_seconds: float) -> bool:
+    def _comes_as_told(self, attempt: int | None, now_seconds: float) -> bool:
         """Whether it is one of those that were told when to come; its promise is used up then."""
         promised = self._promised
         promised.forget_late(now_seconds)
-        if comes_again is None:
-            comes_again = promised.is_due(now_seconds)
+        comes_again = promised.is_due(now_seconds) if attempt is None else attempt > 1
         if comes_again and promised.num_samples:
             promised.keep()
             return True
         return False
 
     def _check_room(
-        self, num_samples: int, num_tokens: int, now_seconds: float, comes_again: bool | None
+        self, num_samples: int, num_tokens: int, now_seconds: float, attempt: int | None
     ) -> None:
-        comes_as_told = self._comes_as_told(comes_again, now_seconds)
-        beyond = _KEPT_PROMISES if comes_again else 0.0  # also if its promise was forgotten
+        comes_as_told = self._comes_as_told(attempt, now_seconds)
+        num_refusals = 0 if attempt is None else attempt - 1  # also of a forgotten promise
+        beyond = min(num_refusals * _BEYOND_EACH_REFUSAL, _MOST_BEYOND)
         overflow = self._overflow(num_samples, num_tokens, beyond)
         if overflow <= 0 and not comes_as_told and not self._leaves_room(num_samples, now_seconds):
             overflow = 1

@@ -180,10 +180,10 @@ class EngineActor:
         self._metrics.rejected(error)
 
     def submit(
-        self, request: AddRequest, observer: RequestObserver, *, comes_again: bool | None = None
+        self, request: AddRequest, observer: RequestObserver, *, attempt: int | None = None
     ) -> RequestStream:
         """Admits a validated request. Raises an EngineError and keeps nothing if it may not run.
-        `comes_again`: after a refusal; None: not known."""
+        `attempt`: 1 for the first, 2 after one refusal; None: not known."""
         try:
             self.check_available()
             if request.request_id in self._live:
@@ -195,7 +195,7 @@ class EngineActor:
                 len(request.prompt_token_ids),
                 time.monotonic(),
                 patience_seconds=self._patience_seconds(request),
-                comes_again=comes_again,
+                attempt=attempt,
             )
         except EngineError as error:
             self.refused(error)

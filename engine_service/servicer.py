@@ -101,7 +101,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                 allowance.reserve(add_request)
                 events = EventBuilder(add_request, relaxed)
                 span.checked(add_request, self._info.model.name)
-                stream = self._actor.submit(add_request, span, comes_again=_comes_again(request))
+                stream = self._actor.submit(add_request, span, attempt=_attempt(request))
                 span.admitted(add_request.n)
                 try:
                     await self._relay(stream, events, context, span)
@@ -263,9 +263,9 @@ async def _write(
         raise
 
 
-def _comes_again(request: pb.GenerateRequest) -> bool | None:
-    """After a refusal; None: the caller doesn't say."""
-    return request.attempt > 1 if request.HasField("attempt") else None
+def _attempt(request: pb.GenerateRequest) -> int | None:
+    """1: the first; None: the caller doesn't say."""
+    return max(request.attempt, 1) if request.HasField("attempt") else None
 
 
 def _deadline_ns(remaining_seconds: float | None, now_ns: int) -> int:

@@ -152,17 +152,27 @@ def test_who_says_that_it_comes_again_is_never_taken_for_a_newcomer() -> None:
     hints = []
     for _ in range(2):
         with pytest.raises(QueueFull) as caught:
-            admission.enter(1, 1, now, comes_again=False)
+            admission.enter(1, 1, now, attempt=1)
         hints.append(caught.value.retry_after_seconds or 0.0)
     assert hints == pytest.approx([LEAST + (1 * 1.1 + 1) / 2, LEAST + (2 * 1.1 + 1) / 2])
     depart(admission, 1, now + 0.5)
     depart(admission, 1, now + 1.0)
     at = now + hints[0]
     with pytest.raises(QueueFull, match="2 more were told when to come"):
-        admission.enter(2, 1, at, comes_again=False)  # both places are promised
-    admission.enter(1, 1, at, comes_again=True)
-    admission.enter(1, 1, at, comes_again=True)
+        admission.enter(2, 1, at, attempt=1)  # both places are promised
+    admission.enter(1, 1, at, attempt=2)
+    admission.enter(1, 1, at, attempt=2)
     assert admission.num_queued_samples == 10
+
+
+def test_each_refusal_opens_the_door_a_quarter_wider_up_to_twice_the_limits() -> None:
+    admission, now = full_after(8, 0.5)
+    room = {1: 0, 2: 2, 3: 5, 4: 7, 5: 10, 4_000_000_000: 10}  # beyond the 10 that may wait
+    for attempt, num_let_in in room.items():
+        while admission.num_queued_samples < 10 + num_let_in:
+            admission.enter(1, 1, now, attempt=attempt)
+        with pytest.raises(QueueFull):
+            admission.enter(1, 1, now, attempt=attempt)
 
 
 # ---------------------------------------------------------------- the predicted wait
