@@ -42,7 +42,7 @@ STORM_STREAMS: Final = 4
 _ROUNDS: Final = 3  # plain and constrained in turns: a machine's hours differ
 _NUM_STEPS: Final = 48
 _PROMPT_TOKENS: Final = 32
-_STORM_STEPS: Final = 500
+_STORM_STEPS: Final = 3000
 
 
 def person_schema(number: int) -> StructuredOutput:

@@ -11,16 +11,14 @@ transformers, which takes a second and some 50 MB here, and 250 MB in the proces
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
+from engine_service.cpu_policy import lower_priority
 from engine_service.errors import InternalError, InvalidRequest
-from engine_service.grammar_frames import NICENESS
 from engine_service.messages import Failure, StructuredOutput
 
 if TYPE_CHECKING:
@@ -104,8 +102,7 @@ class GrammarCompiler:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        lower_priority()  # not less: it may hold what the steps wait for
         while not self._closed:
             spec = self._next()
             if spec is not None:

@@ -11,10 +11,6 @@ import msgspec
 
 _LENGTH: Final = struct.Struct("!I")  # of the msgpack that follows, bytes
 
-# A tenth of a processor that others want, too. Lower, and a grammar waits for as long as the steps
-# go on; what it takes from a single step is a turn of the kernel's, a few milliseconds either way.
-NICENESS: Final = 10
-
 T = TypeVar("T")
 
 

@@ -7,7 +7,11 @@
 The process itself only loads xgrammar and the vocabulary, once, and forks. So what a source does
 to its compiler (loops, eats memory, overflows the stack) ends one child, and with that one
 request; the next child is there in milliseconds. A child has a limit on processor time and on
-memory, both kept by the kernel. All run at low priority: steps come first.
+memory, both kept by the kernel.
+
+Steps come first: a child runs only where the processor is idle. On a machine whose processors are
+never idle it would wait for ever; so one that has waited long is replaced by a child that has a low
+priority instead, which takes its turns among others.
 
 It ends when the core's end of the socket is closed, or by SIGKILL when the core dies.
 """
@@ -18,6 +22,7 @@ import argparse
 import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -26,9 +31,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from engine_service.cpu_policy import give_way_to_all, lower_priority
 from engine_service.grammar_compile import BadGrammar, compile_source
 from engine_service.grammar_frames import (
-    NICENESS,
     Compiled,
     CompileFailed,
     FailureKind,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG: Final = 1
 _EXIT_OUT_OF_MEMORY: Final = 9
+_PATIENCE_SECONDS: Final = 10.0  # twice what a grammar takes beside four streams on two processors
 
 
 def main() -> int:
@@ -57,12 +63,12 @@ def main() -> int:
     _die_with(config.core_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    lower_priority()
     core = socket.socket(fileno=arguments.fd)
     sources = msgspec.msgpack.Decoder(StructuredOutput)
     compiler = _load(config)
     while (spec := receive(core, sources)) is not None:
-        send_payload(core, _compile_in_child(compiler, spec, config))
+        send_payload(core, _compile(compiler, spec, config))
     return 0
 
 
@@ -74,21 +80,41 @@ def _load(config: GrammarProcessConfig) -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
 
 
-def _compile_in_child(
+def _compile(
     compiler: xgrammar.GrammarCompiler, spec: StructuredOutput, config: GrammarProcessConfig
 ) -> bytes:
     """The payload of a Compiled or a CompileFailed."""
+    try:
+        return _compile_in_child(compiler, spec, config, patience_seconds=_PATIENCE_SECONDS)
+    except TimeoutError:
+        return _compile_in_child(compiler, spec, config, patience_seconds=None)
+
+
+def _compile_in_child(
+    compiler: xgrammar.GrammarCompiler,
+    spec: StructuredOutput,
+    config: GrammarProcessConfig,
+    patience_seconds: float | None,
+) -> bytes:
+    """`patience_seconds`: for so long the child gives way to all; then this raises TimeoutError."""
     read_fd, write_fd = os.pipe()
     own_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         _die_with(own_pid)
         os.close(read_fd)
+        if patience_seconds is not None:
+            give_way_to_all()
         os._exit(_child(compiler, spec, config, write_fd))
     os.close(write_fd)
     with open(read_fd, "rb") as pipe:
+        has_answer = bool(select.select([pipe], [], [], patience_seconds)[0])  # None: as it takes
+        if not has_answer:
+            os.kill(pid, signal.SIGKILL)
         answer = pipe.read()
     _, status = os.waitpid(pid, 0)
+    if not has_answer:
+        raise TimeoutError
     exit_code = os.waitstatus_to_exitcode(status)
     return answer if exit_code == 0 else encode(CompileFailed(_failure_kind(exit_code)))
 

@@ -74,6 +74,26 @@ def test_a_source_that_means_harm_is_refused_in_time(
     assert worker.pid == pid
 
 
+@pytest.mark.slow
+def test_processors_that_others_never_leave_delay_a_grammar_but_not_for_ever(
+    embedded_model_dir: Path,
+) -> None:
+    worker = new_worker(embedded_model_dir, GrammarConfig())
+    worker.prepare()
+    assert compiles(worker)
+    loop = (sys.executable, "-c", "while True: pass")
+    others = [subprocess.Popen(loop) for _ in os.sched_getaffinity(0)]
+    try:
+        start = time.monotonic()
+        assert worker.compile(StructuredOutput("regex", "[a-z]{1,4000}")).memory_size_bytes > 0
+        assert time.monotonic() - start < 60  # alone: a second
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        worker.close()
+
+
 def test_a_source_gets_so_much_memory(embedded_model_dir: Path) -> None:
     worker = new_worker(embedded_model_dir, GrammarConfig(60.0, compile_memory_bytes=1024**2))
     try:
