@@ -64,4 +64,4 @@ def _share(number: int, first: int, count: int) -> ScheduledRequest:
         StoppingCriteria(max_tokens=1),
     )
     blocks = list(range(number * _BLOCKS_EACH, (number + 1) * _BLOCKS_EACH))
-    return ScheduledRequest(request, first, count, blocks)
+    return ScheduledRequest.of(request, first, count, blocks)

@@ -74,7 +74,7 @@ class StepTimer:
             StoppingCriteria(max_tokens=1),
         )
         blocks = range(number * self._blocks_each, (number + 1) * self._blocks_each)
-        return ScheduledRequest(request, first, count, list(blocks))
+        return ScheduledRequest.of(request, first, count, list(blocks))
 
 
 def measure(model_dir: Path, mode: Mode, num_steps: int = 7) -> dict[str, float]:

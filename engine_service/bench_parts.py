@@ -100,7 +100,7 @@ def batch_of(num_requests: int, num_tokens: int) -> InputBatch:
             StoppingCriteria(max_tokens=1),
         )
         blocks = list(range(number * blocks_each, (number + 1) * blocks_each))
-        shares.append(ScheduledRequest(request, computed, num_tokens, blocks))
+        shares.append(ScheduledRequest.of(request, computed, num_tokens, blocks))
     return build_input_batch(shares, _BLOCK_SIZE, _CPU)
 
 

@@ -97,7 +97,7 @@ def token_logprobs(
         request = Request("window", 0, window, params, StoppingCriteria(max_tokens=1))
         for start in range(0, len(window), _CHUNK_TOKENS):
             count = min(_CHUNK_TOKENS, len(window) - start)
-            share = ScheduledRequest(request, start, count, blocks)
+            share = ScheduledRequest.of(request, start, count, blocks)
             told = runner.execute_model(SchedulerOutput(1, [share], count), None).prompt_logprobs
             entries += told[request.key]
             request.num_prefilled_tokens = start + count

@@ -36,7 +36,12 @@ from engine_service.messages import (
 )
 from engine_service.request import Request, RequestKey
 from engine_service.sampler import sample_tokens
-from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.scheduler_output import (
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepDone,
+    StepUnderWay,
+)
 from engine_service.transport import encode_frame
 from kernels.cpu.library import set_num_threads
 from kernels.sampling_ops import cpu_sampling_ops
@@ -62,6 +67,8 @@ class _Parts:
 class _FixedLogits:
     """A model runner without a model."""
 
+    overlaps = False
+
     def __init__(self, parts: _Parts, num_requests: int, num_steps: int) -> None:
         self.num_blocks = num_requests * (2 + (NUM_PROMPT_TOKENS + num_steps) // BLOCK_SIZE)
         self._parts = parts
@@ -72,9 +79,9 @@ class _FixedLogits:
         self._ops = cpu_sampling_ops()
 
     @torch.inference_mode()
-    def execute_model(
+    def launch(
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
-    ) -> ModelRunnerOutput:
+    ) -> StepUnderWay:
         parts, start_ns = self._parts, time.thread_time_ns()
         batch = build_input_batch(scheduler_output.scheduled, BLOCK_SIZE, _CPU)
         built_ns = time.thread_time_ns()
@@ -88,7 +95,7 @@ class _FixedLogits:
         parts.input_batch = built_ns - start_ns
         parts.forward = forwarded_ns - built_ns
         parts.sampler = time.thread_time_ns() - forwarded_ns
-        return output
+        return StepDone(output)
 
 
 class _EncodingChannel:

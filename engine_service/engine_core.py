@@ -5,8 +5,16 @@ taken in order and all before the step is scheduled, so that an abort always fre
 first; aborts that arrive while the model runs are taken again before the update, so that a
 sample nobody waits for emits nothing more.
 
+A device that computes beside the host never waits for it: to execute a step is then to launch it,
+and to wait for the one before. What a step needs of the one before is on the device already.
+
+    host      | plan 1 | plan 2 |   wait   | update 1, plan 3 |  wait  | update 2, plan 4 |
+    device             |      step 1       |         step 2            |       step 3
+
 What may fail, and what then ends:
 
+    memory, for one step         nothing: it is planned anew with fewer tokens; at the least, one
+                                 request
     the model, in one step       the requests scheduled in it, each with a typed failure
     the model, in every step     the core: its device is broken, a new process may do better
     the bookkeeping              the core: what it says about blocks can't be trusted any more
@@ -16,8 +24,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
@@ -41,7 +50,12 @@ from engine_service.messages import (
 from engine_service.request import Request, RequestKey, RequestStatus
 from engine_service.request_output import Grammars
 from engine_service.scheduler import Scheduler
-from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.scheduler_output import (
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepDone,
+    StepUnderWay,
+)
 from engine_service.step_recorder import StepRecorder, StepStamps
 from engine_service.token_lists import TokenLists
 from engine_service.transport import CoreChannel
@@ -50,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS: Final = 1.0
 MAX_FAILED_STEPS: Final = 8  # in a row
+_NO_MEMORY: Final = Failure("OUT_OF_MEMORY", "the device ran out of memory in this request's step")
+_STEP_FAILED: Final = Failure("INTERNAL_ERROR", "the step that computed this request failed")
 
 
 class Runner(Protocol):
@@ -58,9 +74,14 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def execute_model(
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes beside the host, so that steps are planned ahead."""
+
+    def launch(
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
-    ) -> ModelRunnerOutput: ...
+    ) -> StepUnderWay:
+        """Where the memory does not suffice, nothing is computed and it can be called again."""
 
 
 class CompiledGrammars(Grammars, Protocol):
@@ -89,6 +110,14 @@ class CoreBroken(Exception):
     """Step after step raises; whatever is wrong doesn't go away by failing requests."""
 
 
+class _Launched(NamedTuple):
+    plan: SchedulerOutput
+    step: StepUnderWay
+    drained_ns: int
+    launched_ns: int
+    mask_ns: int  # when its grammar masks were filled
+
+
 class EngineCore:
     def __init__(
         self,
@@ -108,9 +137,12 @@ class EngineCore:
         )
         self._scheduler = Scheduler(config.scheduler, kv_cache_manager)
         self._check_integrity = config.check_integrity
+        self._under_way: deque[_Launched] = deque()
+        self._num_ahead = 1 if runner.overlaps else 0  # steps, while the next one is planned
+        self._outputs: list[RequestOutput] = []  # of the frame to come
         self._failed_steps = 0
-        self._mask_ns = 0  # when the last step's grammar masks were filled
         self._last_step_id = 0
+        self._last_end_ns = 0
         self._recorder = StepRecorder(self._scheduler)
         self._stopping = False
 
@@ -130,27 +162,20 @@ class EngineCore:
     def step(self) -> bool:
         """Drain the mailbox, schedule, execute, update, emit; False: nothing to compute."""
         drained_ns = time.monotonic_ns()
-        outputs = self._take_commands(self._mailbox.drain()) + self._take_grammars()
-        outputs += self._expire()
-        scheduler_output = self._scheduler.schedule(time.monotonic_ns())
-        if not scheduler_output.scheduled:
-            if outputs:
-                self._emit_idle(outputs)
-            return False
-        start_ns = time.monotonic_ns()
-        runner_output = self._execute(scheduler_output)
-        outputs += self._take_commands(self._mailbox.take_aborts())
-        end_ns = time.monotonic_ns()
-        outputs += self._scheduler.update_from_output(
-            scheduler_output, runner_output, start_ns, end_ns, self._grammars
-        )
-        self._recorder.step_done(
-            StepStamps(drained_ns, start_ns, max(self._mask_ns, start_ns), end_ns),
-            scheduler_output,
-            runner_output,
-        )
-        self._emit(scheduler_output, start_ns, end_ns, outputs)
-        return True
+        self._outputs += self._take_commands(self._mailbox.drain())
+        self._outputs += self._take_grammars()
+        self._outputs += self._expire()
+        while self._under_way and not self._scheduler.may_plan_after(self._under_way[-1].plan):
+            self._finish(self._under_way.popleft())
+        plan = self._scheduler.schedule(time.monotonic_ns())
+        has_work = bool(plan.scheduled or self._under_way)
+        if plan.scheduled:
+            self._launch(plan, drained_ns)
+        while len(self._under_way) > (self._num_ahead if plan.scheduled else 0):
+            self._finish(self._under_way.popleft())
+        if self._outputs:
+            self._emit_idle()
+        return has_work
 
     # ------------------------------------------------------------ commands
 
@@ -225,39 +250,88 @@ class EngineCore:
 
     # ------------------------------------------------------------ the model
 
-    def _execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def _launch(self, plan: SchedulerOutput, drained_ns: int) -> None:
         """Raises CoreBroken only; any other failure becomes that of the scheduled requests."""
-        sampling = [item.request for item in scheduler_output.scheduled if item.samples]
+        launched_ns = time.monotonic_ns()
+        mask_ns = 0
+        sampling = [item.request for item in plan.scheduled if item.samples]
+        step: StepUnderWay
         try:
             bitmask = self._grammars.fill_bitmask(sampling)
-            self._mask_ns = time.monotonic_ns()
-            runner_output = self._runner.execute_model(scheduler_output, bitmask)
+            mask_ns = time.monotonic_ns()
+            step = self._runner.launch(plan, bitmask)
         except Exception as error:
-            self._failed_steps += 1
-            keys = [item.request.key for item in scheduler_output.scheduled]
-            logger.exception("step %d failed for %s", scheduler_output.step_id, keys)
-            if self._failed_steps >= MAX_FAILED_STEPS:
-                raise CoreBroken(f"{self._failed_steps} steps in a row failed") from error
-            return _all_failed(keys, _failure_of(error))
-        self._failed_steps = 0
-        return runner_output
+            if _is_out_of_memory(error):
+                self._out_of_memory(plan, error)
+                return
+            step = StepDone(self._failed(plan, error))
+        self._scheduler.launched(plan)
+        self._under_way.append(_Launched(plan, step, drained_ns, launched_ns, mask_ns))
+
+    def _finish(self, launched: _Launched) -> None:
+        """Waits, updates, emits. Raises as `_launch`."""
+        plan = launched.plan
+        try:
+            runner_output = launched.step.wait()
+        except Exception as error:
+            runner_output = self._failed(plan, error)
+        if len(runner_output.failures) < len(plan.scheduled):
+            self._failed_steps = 0
+        self._outputs += self._take_commands(self._mailbox.take_aborts())
+        end_ns = time.monotonic_ns()
+        start_ns = max(launched.launched_ns, self._last_end_ns)
+        self._last_end_ns = end_ns
+        self._outputs += self._scheduler.update_from_output(
+            plan, runner_output, start_ns, end_ns, self._grammars
+        )
+        self._recorder.step_done(
+            StepStamps(launched.drained_ns, start_ns, max(launched.mask_ns, start_ns), end_ns),
+            plan,
+            runner_output,
+        )
+        self._last_step_id = plan.step_id
+        self._emit(start_ns, end_ns, plan.num_scheduled_tokens)
+
+    def _out_of_memory(self, plan: SchedulerOutput, error: Exception) -> None:
+        """Nothing was launched. Steps of fewer tokens need less; where there is no smaller one, the
+        request with most of it ends."""
+        token_budget = self._scheduler.shrink_steps(plan)
+        if token_budget is not None:
+            num_tokens = plan.num_scheduled_tokens
+            logger.warning("no memory for %d tokens: steps have %d now", num_tokens, token_budget)
+            return
+        largest = max(reversed(plan.scheduled), key=lambda share: share.num_scheduled_tokens)
+        self._count_failure(plan, [largest.request.key], error)
+        output = self._scheduler.fail(largest.request.key, _NO_MEMORY, time.monotonic_ns())
+        self._grammars.release(largest.request.key)
+        if output is not None:
+            self._outputs.append(output)
+
+    def _failed(self, plan: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
+        keys = [item.request.key for item in plan.scheduled]
+        self._count_failure(plan, keys, error)
+        failure = _NO_MEMORY if _is_out_of_memory(error) else _STEP_FAILED
+        return ModelRunnerOutput({}, failures=dict.fromkeys(keys, failure))
+
+    def _count_failure(
+        self, plan: SchedulerOutput, keys: list[RequestKey], error: Exception
+    ) -> None:
+        """Of those requests. Raises CoreBroken if it is one too many."""
+        self._failed_steps += 1
+        logger.error("step %d failed for %s", plan.step_id, keys, exc_info=error)
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise CoreBroken(f"{self._failed_steps} steps in a row failed") from error
 
     # ------------------------------------------------------------ frames
 
-    def _emit(
-        self,
-        scheduler_output: SchedulerOutput,
-        start_ns: int,
-        end_ns: int,
-        outputs: list[RequestOutput],
-    ) -> None:
-        self._last_step_id = scheduler_output.step_id
+    def _emit(self, start_ns: int, end_ns: int, num_scheduled_tokens: int) -> None:
+        outputs, self._outputs = self._outputs, []
         self._channel.send(
             StepFrame(
-                step_id=scheduler_output.step_id,
+                step_id=self._last_step_id,
                 start_ns=start_ns,
                 end_ns=end_ns,
-                num_scheduled_tokens=scheduler_output.num_scheduled_tokens,
+                num_scheduled_tokens=num_scheduled_tokens,
                 outputs=outputs,
                 stats=self._scheduler.stats(),
                 records=self._recorder.take(),
@@ -265,21 +339,10 @@ class EngineCore:
             )
         )
 
-    def _emit_idle(self, outputs: list[RequestOutput]) -> None:
+    def _emit_idle(self) -> None:
         """A frame that no step made: a heartbeat, or news of requests that never ran."""
         now_ns = time.monotonic_ns()
-        self._channel.send(
-            StepFrame(
-                step_id=self._last_step_id,
-                start_ns=now_ns,
-                end_ns=now_ns,
-                num_scheduled_tokens=0,
-                outputs=outputs,
-                stats=self._scheduler.stats(),
-                records=self._recorder.take(),
-                grammar_compile_times_ns=self._grammars.take_compile_times_ns(),
-            )
-        )
+        self._emit(now_ns, now_ns, 0)
 
     def _rest(self) -> None:
         """Nothing can be computed: nobody is here, or all wait for their grammars."""
@@ -287,7 +350,7 @@ class EngineCore:
             self._scheduler.check_integrity()
         if not self._mailbox.wait(self._seconds_to_rest()):
             self._recorder.idle()
-            self._emit_idle([])
+            self._emit_idle()
             self._grammars.prepare()
 
     def _seconds_to_rest(self) -> float:
@@ -317,16 +380,6 @@ def _request_of(command: AddRequest, index: int, lists: TokenLists) -> Request:
         tells_timing=command.tells_timing,
         status=RequestStatus.WAITING_FOR_GRAMMAR if waits_for_grammar else RequestStatus.WAITING,
     )
-
-
-def _all_failed(keys: list[RequestKey], failure: Failure) -> ModelRunnerOutput:
-    return ModelRunnerOutput(sampled_token_ids={}, failures=dict.fromkeys(keys, failure))
-
-
-def _failure_of(error: Exception) -> Failure:
-    if _is_out_of_memory(error):
-        return Failure("OUT_OF_MEMORY", "the device ran out of memory in this request's step")
-    return Failure("INTERNAL_ERROR", "the step that computed this request failed")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

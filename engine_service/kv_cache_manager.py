@@ -67,8 +67,10 @@ class KVCacheManager:
         self.num_queried_tokens = 0  # of requests admitted for the first time
         self.num_hit_tokens = 0  # of those, found in the cache
         self._tables: dict[RequestKey, _BlockTable] = {}
-        self._copies: dict[RequestKey, tuple[Block, Block]] = {}  # (source, destination), to be
-        # made before the owner's first step; until that is over the source is held
+        # (source, destination), to be made before the owner's first step; until that is over the
+        # source is held
+        self._copies: dict[RequestKey, tuple[Block, Block]] = {}
+        self._made_copies: set[RequestKey] = set()  # of those, by a step that is under way
 
     @property
     def capacity_tokens(self) -> int:
@@ -81,8 +83,12 @@ class KVCacheManager:
 
     def block_copies(self) -> list[BlockCopy]:
         """What to copy before the step; no block is in it both as a source and as a destination."""
-        pairs = self._copies.values()
+        pairs = [pair for key, pair in self._copies.items() if key not in self._made_copies]
         return [BlockCopy(source.block_id, copy.block_id) for source, copy in pairs]
+
+    def copies_are_made(self) -> None:
+        """By a step that is under way: the next one must not make them again."""
+        self._made_copies.update(self._copies)
 
     # ------------------------------------------------------------ life of a request's blocks
 
@@ -109,7 +115,7 @@ class KVCacheManager:
         prefix: ComputedPrefix = NO_PREFIX,
         num_spare_blocks: int = 0,
     ) -> list[Block] | None:
-        """Room for `num_new_tokens` after the computed ones; the new blocks, often none.
+        """Room for `num_new_tokens` after the planned ones; the new blocks, often none.
 
         `prefix` opens the table of a request that has none yet. None means: it does not fit while
         `num_spare_blocks` stay available to others, and nothing was changed.
@@ -117,7 +123,7 @@ class KVCacheManager:
         table = self._tables.get(request.key)
         if table is None:
             return self._open_table(request, num_new_tokens, prefix, num_spare_blocks)
-        num_missing = self._num_blocks(request.num_computed_tokens + num_new_tokens)
+        num_missing = self._num_blocks(request.num_planned_tokens + num_new_tokens)
         num_missing -= len(table.blocks)
         if num_missing <= 0:
             return []
@@ -213,6 +219,7 @@ class KVCacheManager:
     def _end_copy(self, request: Request) -> None:
         pair = self._copies.pop(request.key, None)
         if pair is not None:
+            self._made_copies.discard(request.key)
             self.pool.free(pair[:1])
 
     def _extend(self, table: _BlockTable, num_blocks: int) -> list[Block]:
@@ -250,6 +257,7 @@ class KVCacheManager:
         keys = {request.key for request in running}
         expect(keys == set(self._tables), "other requests hold blocks than those that run")
         expect(keys >= set(self._copies), "a copy is to be made for nobody")
+        expect(self._made_copies <= set(self._copies), "a copy was made for nobody")
         holders = Counter(i for table in self._tables.values() for i in table.block_ids)
         for request in running:
             self._check_hashes(request)

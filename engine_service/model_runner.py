@@ -25,7 +25,13 @@ from engine_service.models.config import read_config, read_eos_token_ids
 from engine_service.models.weights import expected_shapes, ignored_tensors
 from engine_service.request import RequestKey
 from engine_service.sampler import sample_tokens
-from engine_service.scheduler_output import BlockCopy, ModelRunnerOutput, SchedulerOutput
+from engine_service.scheduler_output import (
+    BlockCopy,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepDone,
+    StepUnderWay,
+)
 from kernels.cpu.library import set_num_threads
 from kernels.ops import op_backends
 from kernels.sampling_ops import cpu_sampling_ops, reference_sampling_ops
@@ -96,6 +102,13 @@ class ModelRunner:
             torch.get_num_threads(),
             plan,
         )
+
+    overlaps = False
+
+    def launch(
+        self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
+    ) -> StepUnderWay:
+        return StepDone(self.execute_model(scheduler_output, token_bitmask))
 
     @torch.inference_mode()
     def execute_model(

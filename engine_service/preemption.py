@@ -102,11 +102,9 @@ class Preemption:
 
     def _takes_block(self, running: Request) -> bool:
         """In this step, beyond what was allocated for its prompt."""
-        num_computed, block_size = running.num_computed_tokens, self._kv.block_size
-        num_missing = 1 if running.is_prefilling else running.num_tokens - num_computed
-        return (
-            num_computed % block_size == 0 or num_computed % block_size + num_missing > block_size
-        )
+        num_planned, block_size = running.num_planned_tokens, self._kv.block_size
+        num_missing = 1 if running.is_prefilling else running.num_expected_tokens - num_planned
+        return num_planned % block_size == 0 or num_planned % block_size + num_missing > block_size
 
     def _to_give_way(
         self, running: list[Request], tenants: Container[str], spared: Request

@@ -52,15 +52,15 @@ class PrefillPace:
             raise InvalidRequest("must not be negative", field="long_prefill_token_threshold")
         if config.target_itl_ms is not None and config.target_itl_ms <= 0:
             raise InvalidRequest("must be more than 0", field="target_itl_ms")
-        self._token_budget = config.max_num_batched_tokens
-        self._longest_chunk = config.long_prefill_token_threshold or self._token_budget
+        self.token_budget = config.max_num_batched_tokens  # of a step
+        self._longest_chunk = config.long_prefill_token_threshold or self.token_budget
         self._target_seconds: float | None = None
         if config.target_itl_ms is not None:
             self._target_seconds = config.target_itl_ms / 1000
         self._model = StepTimeModel()
 
     def new_step(self) -> StepRoom:
-        return StepRoom(self._token_budget, self._longest_chunk)
+        return StepRoom(self.token_budget, self._longest_chunk)
 
     def keep(self, room: StepRoom, streams: Sequence[ScheduledRequest]) -> None:
         """Time is short from here on, if there are streams; they are what the step computes yet."""

@@ -7,6 +7,13 @@
 Each step moves `num_computed_tokens` towards `num_tokens`; when it arrives there, the step's last
 row of logits is the next token's. Nothing here knows of prefill or decode.
 
+While a step is under way the next one may be planned: as if all that it computes were computed, and
+the token that it yields were there.
+
+    KV cache    |<- computed ->|<-- in flight -->|
+    tokens      |<-- num_tokens ---------------->|<- pending ->|
+                                           num_planned    num_expected
+
     WAITING_FOR_GRAMMAR ──> WAITING ──> RUNNING ──> FINISHED_STOP, FINISHED_LENGTH
                                         │     ^
                                         v     │     and from every state:
@@ -87,6 +94,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, made on demand
 
     num_computed_tokens: int = 0  # tokens whose KV exists
+    num_in_flight_tokens: int = 0  # after those, in steps that are under way
+    num_pending_outputs: int = 0  # which these steps will yield; at most one each
     num_cached_tokens: int = 0  # of those, prefix hits of the first scheduling
     num_prefilled_tokens: int = 0  # prompt tokens that ever had KV: never falls, as progress
     num_admitted_tokens: int = 0  # known when last admitted; computing these is prefill
@@ -125,9 +134,32 @@ class Request:
         return len(self.output_token_ids)
 
     @property
+    def num_planned_tokens(self) -> int:
+        """Whose KV exists, or will when the steps under way are over."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_expected_tokens(self) -> int:
+        return len(self.token_ids) + self.num_pending_outputs
+
+    @property
+    def num_expected_outputs(self) -> int:
+        return len(self.output_token_ids) + self.num_pending_outputs
+
+    @property
     def is_prefilling(self) -> bool:
-        """Of what it knew when it was admitted, some is not computed yet."""
-        return self.num_computed_tokens < self.num_admitted_tokens
+        """Of what it knew when it was admitted, some is neither computed nor in flight."""
+        return self.num_planned_tokens < self.num_admitted_tokens
+
+    @property
+    def next_depends_on_last(self) -> bool:
+        """Whether the last token must be known before the next one can be sampled: its grammar or
+        its penalties want to see it. (The model itself gets it from the device.)"""
+        return (
+            self.structured_output is not None
+            or self.token_counts is not None
+            or self.token_lists.bad_sequences is not None
+        )
 
     @property
     def num_prompt_logprobs(self) -> int | None:

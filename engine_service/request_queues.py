@@ -97,8 +97,9 @@ class RequestQueues:
         self._requeue(self.in_flight.advance(request))
 
     def advance(self, request: Request, num_tokens: int) -> None:
-        """That many more of its tokens are computed."""
-        is_prefill = request.is_prefilling
+        """That many more of its tokens are computed; they were in flight."""
+        is_prefill = request.num_computed_tokens < request.num_admitted_tokens
+        request.num_in_flight_tokens -= num_tokens
         request.num_computed_tokens += num_tokens
         self._kv.cache_blocks(request, request.num_computed_tokens)
         if is_prefill:
@@ -109,6 +110,7 @@ class RequestQueues:
         self._stop(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
+        request.num_in_flight_tokens = request.num_pending_outputs = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.add(request)
@@ -165,6 +167,8 @@ class RequestQueues:
             raise InternalError("a request is in no place")
         if any(request.num_computed_tokens >= request.num_tokens for request in live):
             raise InternalError("a request has nothing left to compute")
+        if any(request.num_planned_tokens > request.num_expected_tokens for request in live):
+            raise InternalError("more is in flight than there will be")
         self.waiting.check_integrity()
         self.in_flight.check_integrity()
         self.fair_share.check_integrity(live)

@@ -48,7 +48,7 @@ def sampling_batch(
             completing = lists.bad_sequences.completing(request.output_token_ids)
             if completing:
                 banned[row] = completing
-        if lists.early_ends and request.num_output_tokens < request.stopping.min_tokens:
+        if lists.early_ends and request.num_expected_outputs < request.stopping.min_tokens:
             early_ends[row] = lists.early_ends
         if not is_greedy(params):
             drawn.append(row)
@@ -102,7 +102,7 @@ def _draws(requests: Sequence[Request], rows: list[int], ops: SamplingOps) -> Dr
     uniform_D = ops.random_uniforms(
         np.array([p.seed for p in params], np.uint64),
         np.array([request.index for request in drawn]),
-        np.array([request.num_output_tokens for request in drawn]),
+        np.array([request.num_expected_outputs for request in drawn]),
     )
     return Draws(
         rows_D=np.array(rows),

@@ -35,7 +35,7 @@ from engine_service.request import FINISHED_STATUS, Request, RequestKey, Request
 from engine_service.request_output import Grammars, accept_token, output_of
 from engine_service.request_queues import RequestQueues
 from engine_service.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
-from engine_service.stop_check import Stop, check_stop
+from engine_service.stop_check import Stop, check_stop, will_be_cut
 
 _DEADLINE = Failure(DeadlineExceeded.reason, "the request's deadline has passed")
 
@@ -196,7 +196,8 @@ class Scheduler:
 
     def _settle(self, step: _Step) -> None:
         served = {share.request for share in step.shares if share.samples}
-        cut_short = {r.tenant for r in self._queues.running if r not in served}
+        running = (r for r in self._queues.running if not self._needs_nothing(r))
+        cut_short = {r.tenant for r in running if r not in served}
         self._queues.fair_share.settle(cut_short)
 
     def _schedule_last_tokens(self, step: _Step) -> list[Request]:
@@ -209,11 +210,12 @@ class Scheduler:
         unfinished_prefills: list[Request] = []
         num_behind = len(self._queues.running)
         for request in self._queues.running.copy():
-            if request.status is not RequestStatus.RUNNING:
-                num_behind -= 1
-                continue  # preempted for one before it
-            num_missing = request.num_tokens - request.num_computed_tokens
             num_behind -= 1
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for one before it
+            if self._needs_nothing(request):
+                continue
+            num_missing = request.num_expected_tokens - request.num_planned_tokens
             if num_missing > 1 and request.is_prefilling:
                 unfinished_prefills.append(request)
                 continue
@@ -224,16 +226,20 @@ class Scheduler:
         turn = self._queues.fair_share.turn
         return sorted(unfinished_prefills, key=lambda r: (r.priority, turn(r), r.place))
 
+    def _needs_nothing(self, request: Request) -> bool:
+        """The steps under way end it."""
+        return will_be_cut(request, self._kv.capacity_tokens)
+
     def _give_chunk(self, request: Request, step: _Step) -> None:
-        num_computed = request.num_computed_tokens
-        num_tokens = step.room.chunk(num_computed, request.num_tokens - num_computed)
+        num_planned = request.num_planned_tokens
+        num_tokens = step.room.chunk(num_planned, request.num_tokens - num_planned)
         if num_tokens > 0:
-            step.room.take_chunk(num_computed, num_tokens)
+            step.room.take_chunk(num_planned, num_tokens)
             self._give(request, num_tokens, step)
 
     def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
         block_ids = self._kv.block_ids(request)
-        share = ScheduledRequest(request, request.num_computed_tokens, num_tokens, block_ids)
+        share = ScheduledRequest.of(request, request.num_planned_tokens, num_tokens, block_ids)
         step.shares.append(share)
         self._queues.fair_share.charge(request, num_tokens)
 
@@ -290,6 +296,31 @@ class Scheduler:
         request.num_prefilled_tokens = max(request.num_prefilled_tokens, num_prefilled)
         self._queues.start(request, num_cached_tokens)
 
+    # ------------------------------------------------------------ a step under way
+
+    def launched(self, scheduler_output: SchedulerOutput) -> None:
+        """The device has it; `update_from_output` comes when it is over. The next step may be
+        planned before that, if `may_plan_after` it."""
+        self._kv.copies_are_made()
+        for share in scheduler_output.scheduled:
+            share.request.num_in_flight_tokens += share.num_scheduled_tokens
+            share.request.num_pending_outputs += share.samples
+
+    def may_plan_after(self, under_way: SchedulerOutput) -> bool:
+        """Before it is known what it yields."""
+        return not any(
+            share.samples and share.request.next_depends_on_last for share in under_way.scheduled
+        )
+
+    def shrink_steps(self, too_large: SchedulerOutput) -> int | None:
+        """Steps have half as many tokens from now on as one that did not fit into memory, which was
+        not launched; None: nobody could be given less."""
+        token_budget = max(too_large.num_scheduled_tokens // 2, self._max_num_running)
+        if token_budget >= too_large.num_scheduled_tokens:
+            return None
+        self.token_budget = self._pace.token_budget = token_budget
+        return token_budget
+
     # ------------------------------------------------------------ update
 
     def update_from_output(
@@ -306,9 +337,10 @@ class Scheduler:
         outputs = []
         for share in scheduler_output.scheduled:
             request = share.request
-            if request.status is not RequestStatus.RUNNING:
-                continue  # aborted while the step ran
+            if not share.is_current:
+                continue  # aborted or preempted while the step ran
             samples = share.samples
+            request.num_pending_outputs -= samples
             failure = failures.get(request.key) if failures else None
             if failure is None and samples:
                 failure = accept_token(request, runner_output, grammars)

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 from engine_service.messages import Failure, TokenLogprobs
-from engine_service.request import Request, RequestKey
+from engine_service.request import Request, RequestKey, RequestStatus
 
 
 class ScheduledRequest(NamedTuple):
     """A request's share of one step: tokens [num_computed, num_computed + num_scheduled).
 
     Valid until `update_from_output` of the same step. `block_ids` covers all tokens up to the end
-    of the share and must not be changed by the reader.
+    of the share, must not be changed by the reader, and is read before the next step is planned.
     """
 
     request: Request
-    num_computed_tokens: int
+    num_computed_tokens: int  # before the step, those of steps under way included
     num_scheduled_tokens: int
     block_ids: Sequence[int]
+    samples: bool  # it reaches the last token there is, so that the step yields the next one
+    num_preemptions: int  # of the request, so far: one that was preempted since has lost the share
+
+    @classmethod
+    def of(
+        cls, request: Request, num_computed: int, num_scheduled: int, block_ids: Sequence[int]
+    ) -> Self:
+        samples = num_computed + num_scheduled == request.num_expected_tokens
+        preemptions = request.num_preemptions
+        return cls(request, num_computed, num_scheduled, block_ids, samples, preemptions)
 
     @property
-    def samples(self) -> bool:
-        """Whether the share reaches the last known token, so that the step yields the next one."""
-        return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+    def is_current(self) -> bool:
+        """Whether the request still runs, and holds the blocks that the step was planned for."""
+        request = self.request
+        return (
+            request.status is RequestStatus.RUNNING
+            and request.num_preemptions == self.num_preemptions
+        )
 
     @property
     def prompt_logprobs_range(self) -> range:
@@ -67,3 +81,20 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[RequestKey, list[TokenLogprobs]] = field(default_factory=dict)
     batch_ns: int = 0  # when the batch was built; 0: not told, as in the next
     forward_ns: int = 0  # when the forward returned (on a GPU: was launched)
+
+
+class StepUnderWay(Protocol):
+    """A step that was given to the device, which may still compute it."""
+
+    def wait(self) -> ModelRunnerOutput:
+        """What came of it; to be called once. What is raised concerns all of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A StepUnderWay that is over."""
+
+    output: ModelRunnerOutput
+
+    def wait(self) -> ModelRunnerOutput:
+        return self.output

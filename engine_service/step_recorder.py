@@ -76,6 +76,8 @@ class StepRecorder:
         done, self._last = self._last, None
         stamps, step, result = done.stamps, done.step, done.result
         stats = self._scheduler.stats()
+        # The host may have been through with it before the device began.
+        batch_ns = max(result.batch_ns, stamps.mask_ns)
         prefills = [share for share in step.scheduled if _is_prefill(share)]
         self._records.append(
             StepRecord(
@@ -84,8 +86,8 @@ class StepRecorder:
                 scheduled_ns=step.scheduled_ns,
                 start_ns=stamps.start_ns,
                 mask_ns=stamps.mask_ns,
-                batch_ns=result.batch_ns or stamps.mask_ns,
-                forward_ns=result.forward_ns or stamps.end_ns,
+                batch_ns=batch_ns,
+                forward_ns=max(result.forward_ns, batch_ns) if result.forward_ns else stamps.end_ns,
                 end_ns=stamps.end_ns,
                 updated_ns=done.updated_ns,
                 token_budget=self._scheduler.token_budget,

@@ -27,3 +27,11 @@ def check_stop(request: Request, max_model_len: int, grammar_is_terminated: bool
     if request.num_output_tokens >= stopping.max_tokens or request.num_tokens >= max_model_len:
         return Stop(FinishReason.LENGTH)
     return None
+
+
+def will_be_cut(request: Request, max_model_len: int) -> bool:
+    """By what the steps under way yield, whatever that is."""
+    return request.num_pending_outputs > 0 and (
+        request.num_expected_outputs >= request.stopping.max_tokens
+        or request.num_expected_tokens >= max_model_len
+    )

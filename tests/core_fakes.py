@@ -8,7 +8,7 @@ changes the output or is found at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_service.config import SchedulerConfig
 from engine_service.errors import InternalError
@@ -89,13 +89,14 @@ def expected_tokens(request: Request, grammar_length: int | None = None) -> list
 
 
 class FakeRunner:
+    """Computes a step when it is launched; it alone knows the token that the step yields."""
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._last_tokens: dict[RequestKey, int] = {}
         self._block_size = block_size
         self._slots = [0] * (num_blocks * block_size)
 
-    def execute(
-        self, scheduler_output: SchedulerOutput, failing: Sequence[RequestKey] = ()
-    ) -> ModelRunnerOutput:
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         sampled: dict[RequestKey, int] = {}
         logprobs: dict[RequestKey, TokenLogprobs] = {}
         self._copy(scheduler_output.block_copies)
@@ -104,12 +105,12 @@ class FakeRunner:
         for share in scheduler_output.scheduled:
             digest = self._read(share)
             key = share.request.key
-            if share.samples and key not in failing:
+            if share.samples:
                 sampled[key] = next_token(digest, share.request)
                 if share.request.sampling.num_logprobs is not None:
                     logprobs[key] = TokenLogprobs(-0.5, 1, [], [])
-        failures = {key: Failure("INTERNAL_ERROR", "NaN logits") for key in failing}
-        return ModelRunnerOutput(sampled, logprobs, failures)
+        self._last_tokens.update(sampled)
+        return ModelRunnerOutput(sampled, logprobs)
 
     def _slot(self, share: ScheduledRequest, position: int) -> int:
         block_id = share.block_ids[position // self._block_size]
@@ -121,18 +122,24 @@ class FakeRunner:
             whole = self._slots[source * size : (source + 1) * size]
             self._slots[destination * size : (destination + 1) * size] = whole
 
+    def _token(self, request: Request, position: int) -> int:
+        if position < request.num_tokens:
+            return request.token_ids[position]
+        assert position == request.num_tokens, "two tokens are not known"
+        return self._last_tokens[request.key]
+
     def _write(self, share: ScheduledRequest) -> None:
         start = share.num_computed_tokens
         digest = self._slots[self._slot(share, start - 1)] if start else 0
         for position in range(start, start + share.num_scheduled_tokens):
-            digest = hash((digest, share.request.token_ids[position]))
+            digest = hash((digest, self._token(share.request, position)))
             self._slots[self._slot(share, position)] = digest
 
     def _read(self, share: ScheduledRequest) -> int:
         """The last digest, after checking that every slot of the request holds what it should."""
         digest = 0
         for position in range(share.num_computed_tokens + share.num_scheduled_tokens):
-            digest = hash((digest, share.request.token_ids[position]))
+            digest = hash((digest, self._token(share.request, position)))
             found = self._slots[self._slot(share, position)]
             assert found == digest, f"{share.request.key}: wrong KV at position {position}"
         return digest
@@ -220,7 +227,22 @@ class Core:
     def update(
         self, scheduler_output: SchedulerOutput, failing: Sequence[RequestKey] = ()
     ) -> list[RequestOutput]:
-        runner_output = self.runner.execute(scheduler_output, failing)
+        return self.finish(scheduler_output, self.launch(scheduler_output), failing)
+
+    def launch(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        runner_output = self.runner.execute(scheduler_output)
+        self.scheduler.launched(scheduler_output)
+        self.scheduler.check_integrity()
+        return runner_output
+
+    def finish(
+        self,
+        scheduler_output: SchedulerOutput,
+        runner_output: ModelRunnerOutput,
+        failing: Sequence[RequestKey] = (),
+    ) -> list[RequestOutput]:
+        failures = {key: Failure("INTERNAL_ERROR", "NaN logits") for key in failing}
+        runner_output = replace(runner_output, failures=failures)
         start_ns, self.now_ns = self.now_ns, self.now_ns + 10
         outputs = self.scheduler.update_from_output(
             scheduler_output, runner_output, start_ns, self.now_ns, self.grammars

@@ -57,6 +57,7 @@ class EngineLoop:
             scheduled = self._scheduler.schedule(time.monotonic_ns())
             start_ns = time.monotonic_ns()
             result = self._runner.execute_model(scheduled, None)
+            self._scheduler.launched(scheduled)
             outputs += self._scheduler.update_from_output(
                 scheduled, result, start_ns, time.monotonic_ns(), _NoGrammars()
             )

@@ -89,7 +89,8 @@ class Model:
         rows = []
         for step in steps:
             scheduled = [
-                ScheduledRequest(requests[r], first, count, tables[r]) for r, first, count in step
+                ScheduledRequest.of(requests[r], first, count, tables[r])
+                for r, first, count in step
             ]
             batch = build_input_batch(scheduled, BLOCK_SIZE, torch.device("cpu"))
             hidden_TH = self.decoder.forward(batch, kv_cache)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.messages import FinishReason, SamplingParams, StoppingCriteria
-from engine_service.request import Request, RequestKey
+from engine_service.request import Request
 from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from tests.core_fakes import JSON_OBJECT, VOCAB_SIZE, Core, FakeGrammars, FakeRunner, make_request
 
@@ -23,10 +23,8 @@ class ForcingRunner(FakeRunner):
         super().__init__(num_blocks, block_size)
         self._grammars = grammars
 
-    def execute(
-        self, scheduler_output: SchedulerOutput, failing: Sequence[RequestKey] = ()
-    ) -> ModelRunnerOutput:
-        output = super().execute(scheduler_output, failing)
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        output = super().execute(scheduler_output)
         for share in scheduler_output.scheduled:
             key = share.request.key
             if key not in output.sampled_token_ids or share.request.structured_output is None:

@@ -5,6 +5,8 @@ the end everything has finished with the tokens it would have had alone."""
 
 from __future__ import annotations
 
+from collections import deque
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,7 +20,7 @@ from hypothesis.stateful import (
 
 from engine_service.messages import Failure, FinishReason
 from engine_service.request import Request, RequestKey, RequestStatus
-from engine_service.scheduler_output import SchedulerOutput
+from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from tests.core_fakes import JSON_OBJECT, VOCAB_SIZE, Core, expected_tokens, make_request
 
 BLOCK_SIZE = 4
@@ -57,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     num_steps = 0  # empty ones left out
     num_preemptions = 0
     num_copies = 0
+    num_ahead = 0  # planned while another was under way
 
     @initialize(
         num_blocks=st.integers(6, 16),
@@ -92,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority_aging_seconds=priority_aging_seconds,
         )
         self.submitted: dict[RequestKey, Request] = {}
-        self.in_flight: SchedulerOutput | None = None
+        self.under_way: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
     @rule(data=st.data())
     def submit(self, data: st.DataObject) -> None:
@@ -163,58 +166,71 @@ class SchedulerMachine(RuleBasedStateMachine):
     def grammar_is_ready(self, data: st.DataObject) -> None:
         self.core.scheduler.grammar_ready(self._pick_live(data), self.core.now_ns)
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: self._may_plan())
     @rule()
     def schedule(self) -> None:
         self._schedule()
+
+    def _may_plan(self) -> bool:
+        """With one step under way the next may be planned, unless it depends on the first."""
+        if not self.under_way:
+            return True
+        plan, _ = self.under_way[-1]
+        return len(self.under_way) == 1 and self.core.scheduler.may_plan_after(plan)
 
     def _schedule(self) -> None:
         for output in self.core.scheduler.expire(self.core.now_ns + 10):
             self.core.record(output)
         had_work = self.core.has_work()
         lacking_one = self._running_that_lack_one_token()
-        self.in_flight = self.core.schedule()
-        shares = self.in_flight.scheduled
-        assert bool(shares) == had_work, "an empty step, or work out of nothing"
+        plan = self.core.schedule()
+        shares = plan.scheduled
+        assert had_work or not shares, "work out of nothing"
+        assert shares or not had_work or self.under_way, "an empty step"
         assert len({s.request.key for s in shares}) == len(shares) <= 6
         assert all(s.num_scheduled_tokens > 0 for s in shares)
-        assert self.in_flight.num_scheduled_tokens == sum(s.num_scheduled_tokens for s in shares)
-        assert self.in_flight.num_scheduled_tokens <= self.core.scheduler.token_budget
-        SchedulerMachine.num_copies += len(self.in_flight.block_copies)
+        assert plan.num_scheduled_tokens == sum(s.num_scheduled_tokens for s in shares)
+        assert plan.num_scheduled_tokens <= self.core.scheduler.token_budget
+        SchedulerMachine.num_copies += len(plan.block_copies)
+        SchedulerMachine.num_ahead += len(self.under_way) if shares else 0
         scheduled = {s.request.key for s in shares}
         for request in lacking_one:  # a decode is never starved, unless blocks are short
             if request.status is RequestStatus.RUNNING and request.key not in scheduled:
                 assert request is self.core.scheduler._queues.running[-1]
                 assert self.core.kv.pool.num_available == 0
+        self.under_way.append((plan, self.core.launch(plan)))
 
     def _running_that_lack_one_token(self) -> list[Request]:
         return [
             r
             for r in self._live()
-            if r.status is RequestStatus.RUNNING and r.num_tokens - r.num_computed_tokens == 1
+            if r.status is RequestStatus.RUNNING
+            and r.num_expected_tokens - r.num_planned_tokens == 1
+            and not self.core.scheduler._needs_nothing(r)
         ]
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def update(self, data: st.DataObject) -> None:
-        assert self.in_flight is not None
-        keys = [s.request.key for s in self.in_flight.scheduled]
+        keys = [s.request.key for s in self.under_way[0][0].scheduled]
         failing = data.draw(st.lists(st.sampled_from(keys), max_size=1)) if keys else []
         if data.draw(st.integers(0, 9)):
             failing = []  # one step in ten has a chance to fail
         self._update(failing)
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: self._may_plan())
     @rule(num_steps=st.integers(1, 20))
     def step(self, num_steps: int) -> None:
+        """As many are under way after each as were before."""
         for _ in range(num_steps):
+            while not self._may_plan():
+                self._update([])
             self._schedule()
             self._update([])
 
     def _update(self, failing: list[RequestKey]) -> None:
-        assert self.in_flight is not None
-        self.core.update(self.in_flight, failing)
-        self.in_flight = None
+        plan, runner_output = self.under_way.popleft()
+        self.core.finish(plan, runner_output, failing)
 
     @invariant()
     def books_are_true(self) -> None:
@@ -229,7 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        if self.in_flight is not None:
+        while self.under_way:
             self._update([])
         for request in self._live():
             self.core.scheduler.grammar_ready(request.key, self.core.now_ns)
@@ -251,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_the_books_are_true_after_every_rule_of_ten_thousand_steps() -> None:
     machine = SchedulerMachine
-    machine.num_steps = machine.num_preemptions = machine.num_copies = 0
+    machine.num_steps = machine.num_preemptions = machine.num_copies = machine.num_ahead = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(max_examples=250, stateful_step_count=60, deadline=None),
@@ -259,6 +275,7 @@ def test_the_books_are_true_after_every_rule_of_ten_thousand_steps() -> None:
     assert machine.num_steps >= 10_000
     assert machine.num_preemptions >= 30
     assert machine.num_copies >= 30
+    assert machine.num_ahead >= 1_000
 
 
 @settings(max_examples=100, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -31,7 +32,11 @@ from engine_service.messages import (
     StructuredOutput,
 )
 from engine_service.request import Request, RequestKey
-from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.scheduler_output import (
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepUnderWay,
+)
 
 CONFIG = CoreConfig(
     model=ModelConfig("nowhere", "scripted"),
@@ -60,20 +65,33 @@ class Channel:
 
 
 class ScriptedRunner:
-    """Every token is 5; `during` runs while the step runs and may raise."""
+    """Every token is 5; `at_launch` and `at_wait` run then, and may raise."""
 
     num_blocks = 64
 
-    def __init__(self) -> None:
-        self.during: Callable[[SchedulerOutput], None] = lambda _: None
+    def __init__(self, *, overlaps: bool = False) -> None:
+        self.overlaps = overlaps
+        self.at_launch: Callable[[SchedulerOutput], None] = lambda _: None
+        self.at_wait: Callable[[SchedulerOutput], None] = lambda _: None
         self.failures: dict[RequestKey, Failure] = {}
+        self.calls: list[tuple[str, int]] = []  # launch or wait, and the step's id
 
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
-    ) -> ModelRunnerOutput:
-        self.during(scheduler_output)
-        keys = [item.request.key for item in scheduler_output.scheduled if item.samples]
-        return ModelRunnerOutput(dict.fromkeys(keys, 5), failures=self.failures)
+    def launch(self, plan: SchedulerOutput, token_bitmask: GrammarBitmask | None) -> StepUnderWay:
+        self.calls.append(("launch", plan.step_id))
+        self.at_launch(plan)
+        return ScriptedStep(self, plan)
+
+
+@dataclass
+class ScriptedStep:
+    runner: ScriptedRunner
+    plan: SchedulerOutput
+
+    def wait(self) -> ModelRunnerOutput:
+        self.runner.calls.append(("wait", self.plan.step_id))
+        self.runner.at_wait(self.plan)
+        keys = [item.request.key for item in self.plan.scheduled if item.samples]
+        return ModelRunnerOutput(dict.fromkeys(keys, 5), failures=self.runner.failures)
 
 
 class ScriptedGrammars:
@@ -115,9 +133,9 @@ class ScriptedGrammars:
 
 
 class Bench:
-    def __init__(self, config: CoreConfig = CONFIG) -> None:
+    def __init__(self, config: CoreConfig = CONFIG, *, overlaps: bool = False) -> None:
         self.channel = Channel()
-        self.runner = ScriptedRunner()
+        self.runner = ScriptedRunner(overlaps=overlaps)
         self.grammars = ScriptedGrammars()
         self.core = EngineCore(config, self.channel, self.runner, self.grammars)
 
@@ -152,9 +170,19 @@ class Bench:
         assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 64
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(overlaps=request.param)
+
+
 @pytest.fixture
-def bench() -> Bench:
+def in_turn() -> Bench:
     return Bench()
+
+
+@pytest.fixture
+def overlapped() -> Bench:
+    return Bench(overlaps=True)
 
 
 def add(
@@ -179,14 +207,14 @@ def add(
 
 
 def test_samples_share_the_prompt_that_the_first_computes_and_one_frame_a_step(
-    bench: Bench,
+    in_turn: Bench,
 ) -> None:
-    bench.post(add("a", n=3), add("b", prompt=3, max_tokens=1))
-    assert bench.steps() == 4
-    assert [len(bench.tokens("a", i)) for i in (0, 1, 2)] == [3, 3, 3]
-    assert bench.ends("a") == [FinishReason.LENGTH] * 3
-    assert [frame.num_scheduled_tokens for frame in bench.channel.frames] == [5 + 3, 3, 3, 2]
-    bench.assert_idle()
+    in_turn.post(add("a", n=3), add("b", prompt=3, max_tokens=1))
+    assert in_turn.steps() == 4
+    assert [len(in_turn.tokens("a", i)) for i in (0, 1, 2)] == [3, 3, 3]
+    assert in_turn.ends("a") == [FinishReason.LENGTH] * 3
+    assert [frame.num_scheduled_tokens for frame in in_turn.channel.frames] == [5 + 3, 3, 3, 2]
+    in_turn.assert_idle()
 
 
 def test_samples_share_the_lists_of_tokens(bench: Bench) -> None:
@@ -195,7 +223,7 @@ def test_samples_share_the_lists_of_tokens(bench: Bench) -> None:
     def during(scheduler_output: SchedulerOutput) -> None:
         seen.update(id(item.request.token_lists) for item in scheduler_output.scheduled)
 
-    bench.runner.during = during
+    bench.runner.at_launch = during
     bench.post(add("a", n=3))
     bench.steps()
     assert len(seen) == 1
@@ -224,19 +252,19 @@ def test_an_abort_in_the_mailbox_wins_over_its_request(bench: Bench) -> None:
     bench.assert_idle()
 
 
-def test_an_abort_while_the_model_runs_emits_no_more_tokens(bench: Bench) -> None:
+def test_an_abort_while_the_model_runs_emits_no_more_tokens(in_turn: Bench) -> None:
     def abort(step: SchedulerOutput) -> None:
         if step.step_id == 3:
-            bench.post(add("late"), AbortRequest("late"), AbortRequest("a", (1,)))
+            in_turn.post(add("late"), AbortRequest("late"), AbortRequest("a", (1,)))
 
-    bench.runner.during = abort
-    bench.post(add("a", n=2))
-    bench.steps()
-    assert len(bench.tokens("a", 0)) == 3
-    assert len(bench.tokens("a", 1)) == 1
-    assert sorted(bench.ends("a")) == [FinishReason.LENGTH, FinishReason.ABORT]
-    assert bench.ends("late") == [FinishReason.ABORT]
-    bench.assert_idle()
+    in_turn.runner.at_launch = abort
+    in_turn.post(add("a", n=2))
+    in_turn.steps()
+    assert len(in_turn.tokens("a", 0)) == 3
+    assert len(in_turn.tokens("a", 1)) == 1
+    assert sorted(in_turn.ends("a")) == [FinishReason.LENGTH, FinishReason.ABORT]
+    assert in_turn.ends("late") == [FinishReason.ABORT]
+    in_turn.assert_idle()
 
 
 def test_aborting_the_unknown_is_no_error(bench: Bench) -> None:
@@ -250,18 +278,18 @@ def test_aborting_the_unknown_is_no_error(bench: Bench) -> None:
     [
         (ValueError("broken"), "INTERNAL_ERROR"),
         (torch.OutOfMemoryError("no room"), "OUT_OF_MEMORY"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "OUT_OF_MEMORY"),
-        (MemoryError(), "OUT_OF_MEMORY"),
     ],
 )
 def test_a_step_that_raises_fails_its_requests_and_no_others(
     bench: Bench, error: Exception, reason: str
 ) -> None:
+    """Memory, too, once the step is under way."""
+
     def fail_first(step: SchedulerOutput) -> None:
         if step.step_id == 1:
             raise error
 
-    bench.runner.during = fail_first
+    bench.runner.at_wait = fail_first
     bench.post(add("in-step", prompt=16), add("waiting", prompt=6))
     bench.steps()
     (failed,) = [o for o in bench.channel.outputs() if o.request_id == "in-step"]
@@ -270,6 +298,46 @@ def test_a_step_that_raises_fails_its_requests_and_no_others(
     assert failed.finish.failure.reason == reason
     assert str(error) not in failed.finish.failure.message or not str(error)
     assert bench.ends("waiting") == [FinishReason.LENGTH]
+    bench.assert_idle()
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("no room"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_step_that_does_not_fit_into_memory_is_planned_again_with_fewer_tokens(
+    bench: Bench, error: Exception
+) -> None:
+    def fits(step: SchedulerOutput) -> None:
+        if step.num_scheduled_tokens > 9:
+            raise error
+
+    bench.runner.at_launch = fits
+    bench.post(add("a", prompt=16), add("b", prompt=40), add("c", prompt=3))
+    bench.steps()
+    assert [bench.ends(name) for name in "abc"] == [[FinishReason.LENGTH]] * 3
+    assert max(frame.num_scheduled_tokens for frame in bench.channel.frames) == 8
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_where_no_smaller_step_is_left_one_request_ends(bench: Bench, error: Exception) -> None:
+    def fits(step: SchedulerOutput) -> None:
+        if any(share.request.request_id == "hog" for share in step.scheduled):
+            raise error
+
+    bench.runner.at_launch = fits
+    bench.post(add("before", prompt=5), add("hog", prompt=16), add("after", prompt=5))
+    bench.steps()
+    (failed,) = [o for o in bench.channel.outputs() if o.request_id == "hog"]
+    assert failed.finish is not None
+    assert failed.finish.failure is not None
+    assert failed.finish.failure.reason == "OUT_OF_MEMORY"
+    assert bench.ends("before") == bench.ends("after") == [FinishReason.LENGTH]
     bench.assert_idle()
 
 
@@ -286,7 +354,7 @@ def test_a_model_that_always_raises_ends_the_core(bench: Bench) -> None:
     def fail(step: SchedulerOutput) -> None:
         raise RuntimeError("the device is lost")
 
-    bench.runner.during = fail
+    bench.runner.at_launch = fail
     for i in range(MAX_FAILED_STEPS):
         bench.post(add(f"r{i}"))
         if i + 1 < MAX_FAILED_STEPS:
@@ -300,10 +368,11 @@ def test_one_good_step_forgives_the_failed_ones(bench: Bench) -> None:
         if step.step_id % 3:
             raise RuntimeError("now and then")
 
-    bench.runner.during = fail_mostly
+    bench.runner.at_launch = fail_mostly
     for i in range(3 * MAX_FAILED_STEPS):
         bench.post(add(f"r{i}", max_tokens=1))
         bench.core.step()
+    bench.steps()
     bench.assert_idle()
 
 
@@ -428,3 +497,86 @@ def test_a_grammar_that_is_ready_wakes_an_idle_core(bench: Bench) -> None:
     bench.post(Shutdown())
     thread.join(5)
     assert not thread.is_alive()
+
+
+# ---------------------------------------------------------------- overlapped steps
+
+
+def test_a_step_is_launched_before_the_one_before_is_waited_for(overlapped: Bench) -> None:
+    overlapped.post(add("a", max_tokens=3))
+    overlapped.steps()
+    assert overlapped.runner.calls == [
+        ("launch", 1),
+        ("launch", 2),
+        ("wait", 1),
+        ("launch", 3),
+        ("wait", 2),
+        ("wait", 3),  # by its length the request ends with it: nothing is planned
+    ]
+    assert overlapped.tokens("a") == [5, 5, 5]
+    overlapped.assert_idle()
+
+
+def test_what_nobody_could_know_is_computed_in_vain_and_not_told(overlapped: Bench) -> None:
+    stopping = StoppingCriteria(max_tokens=30, eos_token_ids=(5,))
+    overlapped.post(msgspec.structs.replace(add("a"), stopping=stopping))
+    overlapped.steps()
+    assert overlapped.runner.calls[-1] == ("wait", 2)
+    assert overlapped.tokens("a") == [5]
+    assert overlapped.ends("a") == [FinishReason.STOP]
+    overlapped.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "depends",
+    [
+        {"structured_output": JSON},
+        {"sampling": SamplingParams(repetition_penalty=1.1)},
+        {"sampling": SamplingParams(presence_penalty=0.1)},
+        {"sampling": SamplingParams(bad_token_sequences=((7, 8),))},
+    ],
+)
+def test_what_depends_on_the_last_token_waits_for_it(
+    overlapped: Bench, depends: dict[str, object]
+) -> None:
+    overlapped.post(msgspec.structs.replace(add("a"), **depends), add("b"))
+    overlapped.core.step()
+    overlapped.grammars.compiled = [(key, None) for key in overlapped.grammars.compiling]
+    overlapped.steps()
+    last = overlapped.runner.calls[-4:]
+    assert [call for call, _ in last] == ["launch", "wait", "launch", "wait"]
+    assert overlapped.tokens("a") == overlapped.tokens("b") == [5, 5, 5]
+
+
+def test_an_abort_is_honoured_between_two_steps_that_overlap(overlapped: Bench) -> None:
+    def leave(step: SchedulerOutput) -> None:
+        if step.step_id == 2:
+            overlapped.post(AbortRequest("a"))
+
+    overlapped.runner.at_wait = leave
+    overlapped.post(add("a", max_tokens=20), add("b", max_tokens=5))
+    overlapped.steps()
+    assert overlapped.tokens("a") == [5]  # not the token of the step that it left in
+    assert overlapped.ends("a") == [FinishReason.ABORT]
+    assert overlapped.tokens("b") == [5] * 5
+    overlapped.assert_idle()
+
+
+def test_a_step_that_fails_ends_its_requests_also_in_the_one_that_was_planned_after(
+    overlapped: Bench,
+) -> None:
+    def fail(step: SchedulerOutput) -> None:
+        if step.step_id == 2:
+            raise ValueError("broken")
+
+    overlapped.runner.at_wait = fail
+    overlapped.post(add("a", max_tokens=9))
+    overlapped.core.step()
+    overlapped.post(add("b", prompt=3, max_tokens=4))  # in step 2, too
+    overlapped.core.step()
+    overlapped.post(add("c", prompt=7, max_tokens=4))
+    overlapped.steps()
+    assert overlapped.ends("a") == overlapped.ends("b") == [FinishReason.ERROR]
+    assert overlapped.tokens("a") == [5]
+    assert overlapped.tokens("c") == [5] * 4
+    overlapped.assert_idle()

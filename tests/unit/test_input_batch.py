@@ -18,7 +18,7 @@ def share(
     prompt: list[int], num_computed: int, num_scheduled: int, blocks: list[int]
 ) -> ScheduledRequest:
     request = Request("r", 0, prompt, SamplingParams(), StoppingCriteria(max_tokens=9))
-    return ScheduledRequest(request, num_computed, num_scheduled, array("i", blocks))
+    return ScheduledRequest.of(request, num_computed, num_scheduled, array("i", blocks))
 
 
 def build(*shares: ScheduledRequest) -> InputBatch:

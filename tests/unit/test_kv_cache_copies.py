@@ -163,3 +163,21 @@ def test_a_flush_does_not_stop_a_copy() -> None:
     compute(kv, second)
     kv.check_integrity([first, second])
     assert kv.block_copies() == []
+
+
+def test_a_copy_of_a_step_under_way_is_not_made_again_and_its_source_still_held() -> None:
+    kv = KVCacheManager(block_size=4, num_blocks=8)
+    first, second = make_request("a", range(7)), make_request("b", range(7))
+    admit(kv, first)
+    compute(kv, first)
+    admit(kv, second)
+    assert kv.block_copies() == [(1, 2)]
+    kv.copies_are_made()
+    assert kv.block_copies() == []
+    leave(kv, first)
+    assert kv.pool.num_used == 3
+    kv.check_integrity([second])
+    compute(kv, second)
+    assert kv.pool.num_used == 2
+    admit(kv, make_request("c", range(7)))  # in the block that was copied, or another
+    assert len(kv.block_copies()) == 1

@@ -57,7 +57,7 @@ def share(
     greedy = SamplingParams(temperature=0.0)
     made = Request(request_id, 0, tokens, params or greedy, StoppingCriteria(max_tokens=9))
     count = len(tokens) - num_computed if num_scheduled is None else num_scheduled
-    return ScheduledRequest(made, num_computed, count, blocks)
+    return ScheduledRequest.of(made, num_computed, count, blocks)
 
 
 def step(runner: ModelRunner, *shares: ScheduledRequest) -> dict[str, int]:

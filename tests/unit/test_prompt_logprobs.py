@@ -126,11 +126,11 @@ def test_positions_of_a_share_that_tell_something() -> None:
     request = asking("a", prompt=PROMPT[:10])
 
     def share(first: int, count: int) -> range:
-        return ScheduledRequest(request, first, count, []).prompt_logprobs_range
+        return ScheduledRequest.of(request, first, count, []).prompt_logprobs_range
 
     assert share(0, 4) == range(4)
     assert share(4, 6) == range(4, 9)
     request.num_prefilled_tokens = 6
     assert share(0, 10) == range(6, 9)
     assert not share(0, 6)
-    assert not ScheduledRequest(asking("b", num_top=None), 0, 10, []).prompt_logprobs_range
+    assert not ScheduledRequest.of(asking("b", num_top=None), 0, 10, []).prompt_logprobs_range

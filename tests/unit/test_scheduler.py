@@ -277,3 +277,15 @@ def test_limits_that_let_nothing_run_are_refused(config: SchedulerConfig, field:
     with pytest.raises(InvalidRequest) as refusal:
         Scheduler(config, KVCacheManager(4, 4))
     assert refusal.value.field == field
+
+
+def test_a_share_is_lost_with_the_blocks_it_was_planned_for() -> None:
+    core = Core()
+    request = make_request("r", range(9))
+    core.add(request)
+    (share,) = core.schedule().scheduled
+    assert share.is_current
+    core.scheduler._queues.preempt(request)
+    assert not share.is_current
+    (again,) = core.schedule().scheduled
+    assert (again.is_current, share.is_current) == (True, False)

@@ -136,6 +136,7 @@ def test_a_step_that_yields_no_token_fails_the_request_in_place_of_hanging() -> 
     core = Core()
     core.add(make_request("r"))
     scheduler_output = core.schedule()
+    core.scheduler.launched(scheduler_output)
     outputs = core.scheduler.update_from_output(
         scheduler_output, ModelRunnerOutput({}), 0, 1, core.grammars
     )

@@ -22,7 +22,12 @@ from engine_service.messages import (
     StructuredOutput,
 )
 from engine_service.request import Request, RequestKey
-from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine_service.scheduler_output import (
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepDone,
+    StepUnderWay,
+)
 from tests.core_fakes import FakeGrammars
 
 
@@ -52,6 +57,7 @@ class Bench:
     """A core that is its own channel and runner."""
 
     num_blocks = 512
+    overlaps = False
 
     def __init__(self, max_num_seqs: int = 128) -> None:
         self.mailbox = Mailbox()
@@ -70,12 +76,12 @@ class Bench:
         assert isinstance(frame, StepFrame)
         self.frames.append(frame)
 
-    def execute_model(
+    def launch(
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
-    ) -> ModelRunnerOutput:
+    ) -> StepUnderWay:
         self.during()
         keys = [item.request.key for item in scheduler_output.scheduled if item.samples]
-        return ModelRunnerOutput(dict.fromkeys(keys, 5))
+        return StepDone(ModelRunnerOutput(dict.fromkeys(keys, 5)))
 
     def add(
         self, request_id: str, prompt: int, *, is_traced: bool = False, tells_timing: bool = False
