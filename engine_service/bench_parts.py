@@ -19,6 +19,7 @@ from typing import Final, ParamSpec, TypeVar
 
 import torch
 
+from engine_service.cpu_device import CpuDevice
 from engine_service.input_batch import InputBatch, build_input_batch
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_loader import Checkpoint
@@ -101,7 +102,7 @@ def batch_of(num_requests: int, num_tokens: int) -> InputBatch:
         )
         blocks = list(range(number * blocks_each, (number + 1) * blocks_each))
         shares.append(ScheduledRequest.of(request, computed, num_tokens, blocks))
-    return build_input_batch(shares, _BLOCK_SIZE, _CPU)
+    return build_input_batch(shares, _BLOCK_SIZE, CpuDevice())
 
 
 @torch.inference_mode()

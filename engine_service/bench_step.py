@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
+from engine_service.cpu_device import CpuDevice
 from engine_service.engine_core import EngineCore
 from engine_service.grammar_bitmask import GrammarBitmask
-from engine_service.input_batch import build_input_batch
+from engine_service.input_batch import InputBuffers
 from engine_service.mailbox import Mailbox
 from engine_service.messages import (
     AddRequest,
@@ -35,7 +36,7 @@ from engine_service.messages import (
     StructuredOutput,
 )
 from engine_service.request import Request, RequestKey
-from engine_service.sampler import sample_tokens
+from engine_service.sampler import launch_sampling
 from engine_service.scheduler_output import (
     ModelRunnerOutput,
     SchedulerOutput,
@@ -49,7 +50,6 @@ from kernels.sampling_ops import cpu_sampling_ops
 VOCAB_SIZE = 49_152
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 500
-_CPU = torch.device("cpu")
 
 KINDS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -71,6 +71,14 @@ class _FixedLogits:
 
     def __init__(self, parts: _Parts, num_requests: int, num_steps: int) -> None:
         self.num_blocks = num_requests * (2 + (NUM_PROMPT_TOKENS + num_steps) // BLOCK_SIZE)
+        self._inputs = InputBuffers(
+            CpuDevice(),
+            max_tokens=num_requests * NUM_PROMPT_TOKENS,
+            max_requests=num_requests,
+            max_blocks=self.num_blocks // num_requests,
+            block_size=BLOCK_SIZE,
+            spare_block=self.num_blocks,
+        )
         self._parts = parts
         generator = torch.Generator().manual_seed(0)
         fixed_RV = torch.randn(num_requests, VOCAB_SIZE, generator=generator) * 4.0
@@ -83,14 +91,14 @@ class _FixedLogits:
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
     ) -> StepUnderWay:
         parts, start_ns = self._parts, time.thread_time_ns()
-        batch = build_input_batch(scheduler_output.scheduled, BLOCK_SIZE, _CPU)
+        batch = self._inputs.build(scheduler_output.scheduled)
         built_ns = time.thread_time_ns()
         requests = batch.sampling_requests
         logits_RV = self._logits_RV[: len(requests)]
         np.copyto(logits_RV.numpy(), self._fixed_RV[: len(requests)])  # on this thread alone
         forwarded_ns = time.thread_time_ns()
-        sampled = sample_tokens(logits_RV, requests, token_bitmask, self._ops) if requests else []
-        tokens = zip(requests, sampled, strict=True)
+        sampling = launch_sampling(logits_RV, requests, token_bitmask, self._ops)
+        tokens = zip(requests, sampling.wait(), strict=True)
         output = ModelRunnerOutput({request.key: token.token_id for request, token in tokens})
         parts.input_batch = built_ns - start_ns
         parts.forward = forwarded_ns - built_ns

@@ -46,6 +46,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     enable_jump_forward: bool = True  # a token that is the only one allowed takes no step
     priority_range: int = 10  # a request's priority is clamped to [-range, range]
 
+    @property
+    def max_num_running(self) -> int:
+        """Samples; each can be given its last token in every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
 
 class GrammarConfig(msgspec.Struct, frozen=True):
     compile_timeout_seconds: float = 10.0  # of processor time, for one grammar

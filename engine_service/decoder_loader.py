@@ -3,16 +3,17 @@
     device   kernels     weights                       decoder
     cpu      cpu         packed: float32, int8, int4   one fused call a step
              reference   tensors, or quantized ones    op by op
-    cuda     reference   tensors, or quantized ones    op by op
+    cuda     triton      tensors, or quantized ones    op by op, replayed as a graph
+             reference   tensors, or quantized ones    op by op
 
-`auto` kernels are the CPU's own where they can be had. Then `auto` quantization is int4 for weights
-that have only four bits anyway, as those of the embedded model, and int8 for others, which hardly
-differs from float32 (docs/performance.md). The reference computes what it is given, and says in
-the log that it does.
+`auto` kernels are the device's best that can be had. With the cpu's, `auto` quantization is int4
+for weights that have only four bits anyway, as those of the embedded model, and int8 for others,
+which hardly differs from float32 (docs/performance.md). The others compute what they are given.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine_service.compute_device import ComputeDevice
 from engine_service.config import ModelConfig
 from engine_service.model_error import ModelError
 from engine_service.model_loader import Checkpoint
@@ -53,10 +55,16 @@ from kernels.ops import (
 )
 from kernels.reference.quantized import QuantizedMatrix, quantize_matrix
 from kernels.reference.row_tiles import NotBatchInvariant
+from kernels.sampling_ops import (
+    SamplingOps,
+    cpu_sampling_ops,
+    reference_sampling_ops,
+    triton_sampling_ops,
+)
 
 _log = logging.getLogger(__name__)
 
-KERNELS = ("auto", "cpu", "reference")
+KERNELS = ("auto", "cpu", "triton", "reference")
 QUANTIZATIONS: Mapping[str, Quantization] = {"none": "none", "int8": "int8", "int4": "int4"}
 
 
@@ -69,29 +77,39 @@ class LoadedDecoder:
     batch_invariant: bool
 
 
-def uses_cpu_kernels(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the compiled kernels compute; compiles them. When not, the log says why.
-
-    Raises ModelError when they were asked for and can't.
-    """
+def pick_kernels(config: ModelConfig, device: ComputeDevice, dtype: torch.dtype) -> str:
+    """cpu, triton or reference; compiles the cpu's. When it is not the device's best, the log says
+    why. Raises ModelError when others were asked for than can compute."""
     if config.kernels not in KERNELS:
         raise ModelError(f"The kernels {config.kernels!r} are not one of {', '.join(KERNELS)}.")
-    if config.kernels == "reference":
-        return False
-    if device.type != "cpu" or dtype != torch.float32:
-        if config.kernels == "cpu":
-            raise ModelError("The cpu kernels compute in float32 on a CPU only.")
-        if device.type == "cpu":
-            _log.warning("%s on a CPU is computed by the reference kernels, slowly", dtype)
-        return False
+    kernels = device.kernels[0] if config.kernels == "auto" else config.kernels
+    try:
+        if kernels not in device.kernels:
+            raise ModelError(f"The {kernels} kernels don't run on {device.torch_device.type}.")
+        if kernels == "cpu":
+            _check_cpu_kernels(dtype)
+        if kernels == "triton":
+            _check_triton()
+    except ModelError as error:
+        if config.kernels != "auto":
+            raise
+        _log.warning("the reference kernels compute, several times slower: %s", error)
+        return "reference"
+    return kernels
+
+
+def _check_cpu_kernels(dtype: torch.dtype) -> None:
+    if dtype != torch.float32:
+        raise ModelError("The cpu kernels compute in float32 only.")
     try:
         library()
     except KernelBuildError as error:
-        if config.kernels == "cpu":
-            raise ModelError(str(error)) from error
-        _log.warning("the reference kernels compute, several times slower: %s", error)
-        return False
-    return True
+        raise ModelError(str(error)) from error
+
+
+def _check_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ModelError("The triton kernels need the package triton.")
 
 
 def load_decoder(
@@ -99,8 +117,7 @@ def load_decoder(
     checkpoint: Checkpoint,
     load: LoadTensor,
     config: ModelConfig,
-    max_model_len: int,
-    cpu_kernels: bool,
+    kernels: str,
 ) -> LoadedDecoder:
     """`load` gives the checkpoint's tensors in the decoder's dtype. Raises ModelError."""
     if config.quantization != "auto" and config.quantization not in QUANTIZATIONS:
@@ -109,13 +126,21 @@ def load_decoder(
             f"{', '.join(QUANTIZATIONS)}."
         )
     asked = QUANTIZATIONS.get(config.quantization)  # None: auto
-    if cpu_kernels:
+    max_model_len = min(
+        config.max_model_len or model.max_position_embeddings, model.max_position_embeddings
+    )
+    if kernels == "cpu":
         return _on_cpu_kernels(model, checkpoint, load, asked, max_model_len)
     if asked is None or asked == "none":
-        return _on_reference(model, load, config.batch_invariant, max_model_len)
-    if config.batch_invariant:
-        raise ModelError("batch_invariant with quantized weights needs the cpu kernels.")
-    return _on_quantized_reference(model, load, asked, max_model_len)
+        return _op_by_op(model, load, kernels, config.batch_invariant, max_model_len)
+    return _op_by_op_quantized(model, load, kernels, asked, config.batch_invariant, max_model_len)
+
+
+def pick_sampling_ops(kernels: str) -> SamplingOps:
+    """Those beside a decoder's `kernels`."""
+    if kernels == "cpu":
+        return cpu_sampling_ops()
+    return triton_sampling_ops() if kernels == "triton" else reference_sampling_ops()
 
 
 def _on_cpu_kernels(
@@ -151,11 +176,18 @@ def _on_cpu_kernels(
     )
 
 
-def _on_reference(
-    model: DecoderConfig, load: LoadTensor, batch_invariant: bool, max_model_len: int
+def _op_by_op(
+    model: DecoderConfig,
+    load: LoadTensor,
+    kernels: str,
+    batch_invariant: bool,
+    max_model_len: int,
 ) -> LoadedDecoder:
     weights = load_weights(model, load, lambda spec: spec.load(load))
-    ops = _batch_invariant_ops(model, weights) if batch_invariant else reference_ops()
+    if kernels == "triton":
+        ops = triton_ops(batch_invariant)
+    else:
+        ops = _batch_invariant_ops(model, weights) if batch_invariant else reference_ops()
     return LoadedDecoder(
         decoder=Decoder(model, weights, ops, max_model_len),
         copy_blocks=ops.copy_blocks,
@@ -165,19 +197,28 @@ def _on_reference(
     )
 
 
-def _on_quantized_reference(
-    model: DecoderConfig, load: LoadTensor, quantization: Quantization, max_model_len: int
+def _op_by_op_quantized(
+    model: DecoderConfig,
+    load: LoadTensor,
+    kernels: str,
+    quantization: Quantization,
+    batch_invariant: bool,
+    max_model_len: int,
 ) -> LoadedDecoder:
     def quantized(spec: MatrixSpec) -> QuantizedMatrix:
         return quantize_matrix(spec.load(load), quantization_of(spec, quantization))
 
-    ops: Ops[QuantizedMatrix] = quantized_reference_ops()
+    if batch_invariant and kernels == "reference":
+        raise ModelError("batch_invariant with quantized weights needs other kernels.")
+    ops: Ops[QuantizedMatrix] = (
+        quantized_triton_ops(batch_invariant) if kernels == "triton" else quantized_reference_ops()
+    )
     return LoadedDecoder(
         decoder=Decoder(model, load_weights(model, load, quantized), ops, max_model_len),
         copy_blocks=ops.copy_blocks,
         op_backends=op_backends(ops),
         quantization=quantization,
-        batch_invariant=False,
+        batch_invariant=batch_invariant,
     )
 
 

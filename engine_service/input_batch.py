@@ -7,19 +7,34 @@
     seq_lens         8                 10      2                         [R]
 
 Tokens of one request are neighbours, in order. A request samples when its share reaches its last
-known token; `logits_indices` are the flat rows of those.
+token; `logits_indices` are the flat rows of those. All of it is written into one buffer, which goes
+to the device in one copy:
+
+    | input_ids | positions | slots | logits_indices | unknown | starts | lengths | block table |
+    |<----------------------- places fixed by the capacity --------------------->|<- as needed ->|
+
+A token that a step under way yields is not known to the host: its id is taken from what that step
+left on the device. A batch of single tokens can be filled up to a given number of requests, with
+rows that compute what nobody needs in a block of nobody's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_service.request import Request
+from engine_service.compute_device import ComputeDevice
+from engine_service.request import Request, RequestKey
 from engine_service.scheduler_output import ScheduledRequest
+
+_INT64_BYTES: Final = 8
+_INT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +46,167 @@ class InputBatch:
     seq_lens_R: Tensor  # int32; tokens of context, this step's included
     block_table_RM: Tensor  # int32; rows are padded with 0
     logits_indices: Tensor  # int64; flat rows that sample
-    sampling_requests: list[Request]  # in the order of logits_indices
+    sampling_requests: list[Request]  # in the order of logits_indices, without filling
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """What the step before yields, by its rows that sample."""
+
+    rows: Mapping[RequestKey, int]
+    token_ids_R: Tensor  # int64, on the device
+
+
+class InputBuffers:
+    """Of all steps, each valid until the next is built."""
+
+    def __init__(
+        self,
+        device: ComputeDevice,
+        *,
+        max_tokens: int,  # of a step
+        max_requests: int,
+        max_blocks: int,  # of a request
+        block_size: int,
+        spare_block: int,  # that no request gets
+    ) -> None:
+        self._block_size = block_size
+        self._spare_block = spare_block
+        self.max_blocks = max_blocks
+        sizes = {
+            "input_ids": (max_tokens, _INT64_BYTES),
+            "positions": (max_tokens, _INT64_BYTES),
+            "slot_mapping": (max_tokens, _INT64_BYTES),
+            "logits_indices": (max_requests, _INT64_BYTES),
+            "unknown_rows": (max_requests, _INT64_BYTES),
+            "last_rows": (max_requests, _INT64_BYTES),
+            "query_start_loc": (max_requests + 1, _INT32_BYTES),
+            "seq_lens": (max_requests, _INT32_BYTES),
+            "block_table": (max_requests * max_blocks, _INT32_BYTES),
+        }
+        self._places: dict[str, tuple[int, int]] = {}  # first byte, bytes of an element
+        num_bytes = 0
+        for name, (count, size) in sizes.items():
+            self._places[name] = (num_bytes, size)
+            num_bytes += count * size
+        self._upload = device.new_upload(num_bytes)
+
+    def build(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        last: LastTokens | None = None,
+        fill_to: int | None = None,
+    ) -> InputBatch:
+        """Needs at least one scheduled request. `last`: where a share ends with a token that is not
+        known. `fill_to`: so many requests, if all have one token each."""
+        host = self._upload.host_bytes()
+        num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
+        num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
+        num_real, num_real_tokens = len(scheduled), int(num_scheduled_R.sum())
+        num_rows = num_real if fill_to is None else fill_to
+        num_tokens = num_real_tokens + num_rows - num_real
+
+        starts_R1 = self._view(host, "query_start_loc", num_rows + 1)
+        starts_R1[0] = 0
+        np.cumsum(num_scheduled_R, out=starts_R1[1 : num_real + 1])
+        starts_R1[num_real + 1 :] = np.arange(num_real_tokens + 1, num_tokens + 1)
+        seq_lens_R = self._view(host, "seq_lens", num_rows)
+        seq_lens_R[:num_real] = num_computed_R + num_scheduled_R
+        seq_lens_R[num_real:] = 1
+
+        num_blocks = max(len(share.block_ids) for share in scheduled)
+        table_RM = self._view(host, "block_table", num_rows * num_blocks)
+        table_RM = table_RM.reshape(num_rows, num_blocks)
+        table_RM[:] = 0
+        for row_M, share in zip(table_RM, scheduled, strict=False):
+            row_M[: len(share.block_ids)] = share.block_ids
+        table_RM[num_real:, 0] = self._spare_block
+
+        rows_T = np.arange(num_real).repeat(num_scheduled_R)
+        positions_T = self._view(host, "positions", num_tokens)
+        slots_T = self._view(host, "slot_mapping", num_tokens)
+        first_R = num_computed_R - starts_R1[:num_real]
+        positions_T[:num_real_tokens] = np.arange(num_real_tokens) + first_R[rows_T]
+        positions_T[num_real_tokens:] = 0
+        blocks_T, offsets_T = np.divmod(positions_T[:num_real_tokens], self._block_size)
+        slots_T[:num_real_tokens] = offsets_T + table_RM[rows_T, blocks_T] * np.int64(
+            self._block_size
+        )
+        slots_T[num_real_tokens:] = self._spare_block * self._block_size
+
+        sampling = [row for row, share in enumerate(scheduled) if share.samples]
+        num_sampling = len(sampling) + num_rows - num_real
+        logits_indices = self._view(host, "logits_indices", num_sampling)
+        logits_indices[: len(sampling)] = starts_R1[1:][sampling] - np.int64(1)
+        logits_indices[len(sampling) :] = np.arange(num_real_tokens, num_tokens)
+        num_unknown = self._write_ids(host, scheduled, num_tokens, starts_R1, last)
+
+        self._upload.send(self._places["block_table"][0] + table_RM.size * _INT32_BYTES)
+        input_ids_T = self._tensor("input_ids", num_tokens)
+        if last is not None and num_unknown:
+            unknown_rows = self._tensor("unknown_rows", num_unknown)
+            last_rows = self._tensor("last_rows", num_unknown)
+            input_ids_T.index_copy_(0, unknown_rows, last.token_ids_R.index_select(0, last_rows))
+        return InputBatch(
+            input_ids_T=input_ids_T,
+            positions_T=self._tensor("positions", num_tokens),
+            slot_mapping_T=self._tensor("slot_mapping", num_tokens),
+            query_start_loc_R1=self._tensor("query_start_loc", num_rows + 1),
+            seq_lens_R=self._tensor("seq_lens", num_rows),
+            block_table_RM=self._tensor("block_table", table_RM.size).view(table_RM.shape),
+            logits_indices=self._tensor("logits_indices", num_sampling),
+            sampling_requests=[scheduled[row].request for row in sampling],
+        )
+
+    def _write_ids(
+        self,
+        host: NDArray[np.uint8],
+        scheduled: Sequence[ScheduledRequest],
+        num_tokens: int,
+        starts_R1: NDArray[np.int64],
+        last: LastTokens | None,
+    ) -> int:
+        """Returns how many of them are not known."""
+        input_ids: list[int] = []
+        unknown_rows: list[int] = []
+        last_rows: list[int] = []
+        for share, end_row in zip(scheduled, starts_R1[1:].tolist(), strict=False):
+            request, first = share.request, share.num_computed_tokens
+            end = first + share.num_scheduled_tokens
+            input_ids += request.token_ids[first:end]
+            if end > request.num_tokens and last is not None:
+                input_ids.append(0)
+                unknown_rows.append(end_row - 1)
+                last_rows.append(last.rows[request.key])
+        ids_T = self._view(host, "input_ids", num_tokens)
+        ids_T[: len(input_ids)] = input_ids
+        ids_T[len(input_ids) :] = 0
+        self._view(host, "unknown_rows", len(unknown_rows))[:] = unknown_rows
+        self._view(host, "last_rows", len(last_rows))[:] = last_rows
+        return len(unknown_rows)
+
+    def _view(self, host: NDArray[np.uint8], name: str, count: int) -> NDArray[np.int64]:
+        """On the host; what is written is cut to the field's width."""
+        first, size = self._places[name]
+        dtype = np.int64 if size == _INT64_BYTES else np.int32
+        return host[first : first + count * size].view(dtype)
+
+    def _tensor(self, name: str, count: int) -> Tensor:
+        first, size = self._places[name]
+        dtype = torch.int64 if size == _INT64_BYTES else torch.int32
+        return self._upload.device_bytes[first : first + count * size].view(dtype)
 
 
 def build_input_batch(
-    scheduled: list[ScheduledRequest], block_size: int, device: torch.device
+    scheduled: Sequence[ScheduledRequest], block_size: int, device: ComputeDevice
 ) -> InputBatch:
-    """Needs at least one scheduled request. Copies: the scheduler's lists stay its own."""
-    num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
-    num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
-    query_start_loc_R1 = np.zeros(len(scheduled) + 1, np.int32)
-    num_scheduled_R.cumsum(out=query_start_loc_R1[1:])
-
-    rows_T = np.arange(len(scheduled)).repeat(num_scheduled_R)
-    positions_T = np.arange(len(rows_T)) + (num_computed_R - query_start_loc_R1[:-1])[rows_T]
-    block_table_RM = _block_table(scheduled)
-    block_positions_T, offsets_T = np.divmod(positions_T, block_size)
-    slot_mapping_T = offsets_T + block_table_RM[rows_T, block_positions_T] * np.int64(block_size)
-    sampling = [row for row, share in enumerate(scheduled) if share.samples]
-    input_ids: list[int] = []
-    for share in scheduled:
-        first = share.num_computed_tokens
-        input_ids += share.request.token_ids[first : first + share.num_scheduled_tokens]
-
-    def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return InputBatch(
-        input_ids_T=tensor(np.array(input_ids)),
-        positions_T=tensor(positions_T),
-        slot_mapping_T=tensor(slot_mapping_T),
-        query_start_loc_R1=tensor(query_start_loc_R1),
-        seq_lens_R=tensor((num_computed_R + num_scheduled_R).astype(np.int32)),
-        block_table_RM=tensor(block_table_RM),
-        logits_indices=tensor(query_start_loc_R1[1:][sampling] - np.int64(1)),
-        sampling_requests=[scheduled[row].request for row in sampling],
+    """Of one step, in buffers of its own."""
+    buffers = InputBuffers(
+        device,
+        max_tokens=sum(share.num_scheduled_tokens for share in scheduled),
+        max_requests=len(scheduled),
+        max_blocks=max(len(share.block_ids) for share in scheduled),
+        block_size=block_size,
+        spare_block=0,
     )
-
-
-def _block_table(
-    scheduled: list[ScheduledRequest],
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    longest = max(len(share.block_ids) for share in scheduled)
-    block_table_RM = np.zeros((len(scheduled), longest), np.int32)
-    for row_M, share in zip(block_table_RM, scheduled, strict=True):
-        row_M[: len(share.block_ids)] = share.block_ids
-    return block_table_RM
+    return buffers.build(scheduled)

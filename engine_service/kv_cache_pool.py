@@ -2,15 +2,14 @@
 
 bytes per block = layers * 2 * block_size * kv_heads * head_dim * element size
 blocks          = the number asked for, else (memory asked for or found) / bytes per block
-memory found    = CPU:  the smaller of 2 GiB and a quarter of what is available
-                  CUDA: device * gpu_memory_utilization - held by others - weights
+memory found    = what the device leaves: `ComputeDevice.kv_cache_bytes`
 max_model_len   = the smallest of the model's, the one asked for, and blocks * block_size
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from engine_service.model_error import ModelError
 from engine_service.models.config import DecoderConfig
 
 _GIB = 1024**3
-_DEFAULT_CPU_BYTES = 2 * _GIB
-_CPU_SHARE_OF_AVAILABLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,10 @@ def plan_kv_cache(
     cache: CacheConfig,
     asked_max_model_len: int | None,
     dtype: torch.dtype,
-    device: torch.device,
     weight_bytes: int,
+    find_bytes: Callable[[], int],
 ) -> KVCachePlan:
-    """To be made before the weights are loaded. Raises ModelError when not even one block fits."""
+    """`find_bytes`: asked where no size is set. Raises ModelError when not even one block fits."""
     if cache.block_size < 1:
         raise ModelError("block_size must be at least 1.")
     if asked_max_model_len is not None and asked_max_model_len < 1:
@@ -62,7 +59,7 @@ def plan_kv_cache(
     if num_blocks is None:
         num_bytes = cache.kv_cache_memory_bytes
         if num_bytes is None:
-            num_bytes = _bytes_found(device, weight_bytes, cache.gpu_memory_utilization)
+            num_bytes = find_bytes()
         num_blocks = num_bytes // bytes_per_block
     if num_blocks < 1:
         raise ModelError(
@@ -80,7 +77,8 @@ def plan_kv_cache(
 def allocate_kv_cache(
     model: DecoderConfig, plan: KVCachePlan, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """[layers, 2, blocks, block_size, kv_heads, head_dim]; keys are [:, 0], values [:, 1].
+    """[layers, 2, blocks + 1, block_size, kv_heads, head_dim]; keys are [:, 0], values [:, 1]. The
+    last block is no request's: rows that fill up a batch write there.
 
     Left uninitialised: on a CPU a page becomes resident when its block is first written, and
     attention reads only slots that were written.
@@ -88,41 +86,9 @@ def allocate_kv_cache(
     shape = (
         model.num_layers,
         2,
-        plan.num_blocks,
+        plan.num_blocks + 1,
         plan.block_size,
         model.num_kv_heads,
         model.head_dim,
     )
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def cuda_bytes(total_bytes: int, free_bytes: int, weight_bytes: int, utilization: float) -> int:
-    """What a device has for the KV cache, before the weights are on it; never negative."""
-    held_by_others = total_bytes - free_bytes
-    return max(0, int(total_bytes * utilization) - held_by_others - weight_bytes)
-
-
-def _bytes_found(device: torch.device, weight_bytes: int, gpu_memory_utilization: float) -> int:
-    if device.type == "cuda":
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        return cuda_bytes(total_bytes, free_bytes, weight_bytes, gpu_memory_utilization)
-    return min(_DEFAULT_CPU_BYTES, int(_available_bytes() * _CPU_SHARE_OF_AVAILABLE))
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping: the machine's, or less where a cgroup limits it."""
-    available = _meminfo_available_bytes()
-    cgroup = Path("/sys/fs/cgroup")
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return available
-    return min(available, max(0, limit - used))
-
-
-def _meminfo_available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return _DEFAULT_CPU_BYTES

@@ -23,7 +23,8 @@ is left without a token, fails alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -34,7 +35,7 @@ from engine_service.logprobs import NOT_FINITE, logprob_entries
 from engine_service.messages import Failure, SamplingParams, TokenLogprobs
 from engine_service.request import Request
 from engine_service.sampling_batch import sampling_batch
-from kernels.sampling_batch import RowStatus
+from kernels.sampling_batch import RowStatus, RowsUnderWay, SamplingBatch
 from kernels.sampling_ops import SamplingOps
 
 _NOTHING_ALLOWED = Failure(InvalidRequest.reason, "The constraints leave no token to choose.")
@@ -55,29 +56,43 @@ class SampledToken(NamedTuple):
     failure: Failure | None = None
 
 
-def sample_tokens(
+@dataclass(frozen=True, slots=True)
+class SamplingUnderWay:
+    """One token for each row, which the device may still sample."""
+
+    rows: RowsUnderWay
+    batch: SamplingBatch
+    params: Sequence[SamplingParams]  # by row
+    constrained: Container[int]  # rows with a grammar
+
+    def wait(self) -> list[SampledToken]:
+        sampled, told = self.rows.wait(), self.batch.told
+        failures = {
+            row: _failure(status, self.params[row], row in self.constrained)
+            for row, status in enumerate(sampled.statuses_R.tolist())
+            if status != RowStatus.SAMPLED
+        }
+        logprobs: dict[int, TokenLogprobs] = {}
+        if told is not None and sampled.logprobs is not None:
+            entries = logprob_entries(sampled.logprobs, told.num_top_L)
+            logprobs = dict(zip(told.rows_L.tolist(), entries, strict=True))
+        return [
+            SampledToken(token_id, logprobs.get(row), failures.get(row))
+            for row, token_id in enumerate(sampled.token_ids_R.tolist())
+        ]
+
+
+def launch_sampling(
     logits_RV: Tensor,
     requests: Sequence[Request],
     bitmask: GrammarBitmask | None,
     ops: SamplingOps,
-) -> list[SampledToken]:
-    """One token for each row of `logits_RV`, which is float32, contiguous and is overwritten."""
+) -> SamplingUnderWay:
+    """`logits_RV` is float32 and contiguous, has a row for each request and is overwritten."""
     batch = sampling_batch(requests, bitmask, logits_RV.shape[1], ops)
-    sampled = ops.sample_rows(logits_RV, batch)
     constrained = frozenset() if bitmask is None else frozenset(bitmask.rows)
-    failures = {
-        row: _failure(status, requests[row].sampling, row in constrained)
-        for row, status in enumerate(sampled.statuses_R.tolist())
-        if status != RowStatus.SAMPLED
-    }
-    logprobs: dict[int, TokenLogprobs] = {}
-    if batch.told is not None and sampled.logprobs is not None:
-        entries = logprob_entries(sampled.logprobs, batch.told.num_top_L)
-        logprobs = dict(zip(batch.told.rows_L.tolist(), entries, strict=True))
-    return [
-        SampledToken(token_id, logprobs.get(row), failures.get(row))
-        for row, token_id in enumerate(sampled.token_ids_R.tolist())
-    ]
+    params = [request.sampling for request in requests]
+    return SamplingUnderWay(ops.launch(logits_RV, batch), batch, params, constrained)
 
 
 def _failure(status: int, params: SamplingParams, has_grammar: bool) -> Failure:

@@ -58,8 +58,7 @@ class Scheduler:
         if config.max_num_seqs < 1:
             raise InvalidRequest("must be at least 1", field="max_num_seqs")
         self.token_budget = config.max_num_batched_tokens  # of a step
-        # Each of the running can be given its last token in every step.
-        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_num_running = config.max_num_running
         self._kv = kv_cache_manager
         self._queues = RequestQueues(config, kv_cache_manager)
         self._preemption = Preemption(kv_cache_manager, self._queues, self._max_num_running)

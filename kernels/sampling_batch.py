@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,3 +130,25 @@ class SampledRows:
     token_ids_R: Ints  # meaningless unless SAMPLED
     statuses_R: NDArray[np.int32]  # of RowStatus
     logprobs: LogprobRows | None  # by the rows of `told`; meaningless unless SAMPLED
+
+
+class RowsUnderWay(Protocol):
+    """Rows that a device may still sample."""
+
+    @property
+    def token_ids_R(self) -> Tensor:
+        """int64, on the logits' device, in order with what is launched there; meaningless unless
+        SAMPLED, but always a token of the vocabulary."""
+
+    def wait(self) -> SampledRows: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """RowsUnderWay that are sampled already."""
+
+    rows: SampledRows
+    token_ids_R: Tensor
+
+    def wait(self) -> SampledRows:
+        return self.rows

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_service.cpu_device import CpuDevice
 from engine_service.input_batch import build_input_batch
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_loader import Checkpoint
@@ -92,7 +93,7 @@ class Model:
                 ScheduledRequest.of(requests[r], first, count, tables[r])
                 for r, first, count in step
             ]
-            batch = build_input_batch(scheduled, BLOCK_SIZE, torch.device("cpu"))
+            batch = build_input_batch(scheduled, BLOCK_SIZE, CpuDevice())
             hidden_TH = self.decoder.forward(batch, kv_cache)
             all_T = torch.cat((hidden_TH, self.decoder.logits(hidden_TH)), dim=-1)
             start = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from http_facade.body import decode_json
@@ -73,3 +75,37 @@ def test_nesting_without_end_is_refused(opening: bytes) -> None:
 
 def test_of_duplicate_keys_the_last_one_counts() -> None:
     assert decode_json(b'{"n": 1, "n": 2}') == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"prompt": [' + b"[1]," * 300_000 + b"[1]]}",
+        b'{"prompt": [' + b'"a",' * 900_000 + b'"a"]}',
+        b'{"prompt": [' + b"1," * 4_000_001 + b"1]}",
+        b"{" + b'"a":1,' * 900_000 + b'"a":1}',
+        b'{"a": "' + rb"\\" * 5 + b'", "b": [' + b"{}," * 300_000 + b"{}]}",
+        b"[" * 300_000,
+    ],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msgspec.json.decode", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(ApiError) as caught:
+        decode_json(data)
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("piece", ["[{", "{,", r"\"[", r"\"" * 10, r"\\[", r"\n{", r"\\\"{"])
+def test_what_stands_in_a_text_is_no_value(piece: str) -> None:
+    text = piece * 300_000
+    assert decode_json(b'{"a": [1, "' + text.encode() + b'"]}') == {
+        "a": [1, json.loads(f'"{text}"')]
+    }
+
+
+def test_of_a_long_body_no_field_is_looked_for() -> None:
+    """It would take seconds, and memory for a path to each value."""
+    error = refusal(b'{"prompt": [' + b"1," * 1_000_000 + b"NaN]}")
+    assert (error.param, error.code) == (None, "invalid_json")

@@ -24,6 +24,7 @@ def translated(error: EngineClientError) -> ApiError:
         (client_errors.SlowReader("slow", reason="R"), 503, "slow_reader"),
         (client_errors.OutOfMemory("oom", reason="R"), 503, "out_of_memory"),
         (client_errors.EngineUnavailable("dead", reason="R"), 503, "engine_unavailable"),
+        (client_errors.TokenizerStale("stale", reason="R"), 503, "engine_unavailable"),
         (client_errors.DeadlineExceeded("late", reason="R"), 504, "deadline_exceeded"),
         (client_errors.RequestIdInUse("id", reason="R"), 500, "internal_error"),
         # the facade's own key, not the caller's
@@ -71,6 +72,7 @@ def test_retry_hints_are_passed_on() -> None:
     assert hint.headers["retry-after-ms"] == "2250"
     assert hint.headers["x-should-retry"] == "true"
     assert "Retry-After" in translated(client_errors.EngineUnavailable("dead")).headers
+    assert "Retry-After" in translated(client_errors.TokenizerStale("stale")).headers
     assert translated(client_errors.DeadlineExceeded("late")).headers == {"x-should-retry": "false"}
     assert translated(client_errors.OutOfMemory("oom")).headers == {}
 

@@ -6,6 +6,7 @@ from array import array
 
 import torch
 
+from engine_service.cpu_device import CpuDevice
 from engine_service.input_batch import InputBatch, build_input_batch
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.request import Request
@@ -22,7 +23,7 @@ def share(
 
 
 def build(*shares: ScheduledRequest) -> InputBatch:
-    return build_input_batch(list(shares), BLOCK_SIZE, torch.device("cpu"))
+    return build_input_batch(shares, BLOCK_SIZE, CpuDevice())
 
 
 def test_chunks_and_single_tokens_side_by_side() -> None:

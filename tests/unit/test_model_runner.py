@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig
-from engine_service.kv_cache_pool import allocate_kv_cache, cuda_bytes, plan_kv_cache
+from engine_service.cpu_device import CpuDevice
+from engine_service.cuda_device import bytes_for_kv_cache
+from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_error import ModelError
 from engine_service.model_runner import ModelRunner
@@ -226,32 +228,39 @@ def test_batch_invariance_that_cannot_be_had_is_a_model_error(
 def test_pool_and_context_arithmetic(
     model_dir: Path, cache: CacheConfig, asked: int | None, blocks: int, max_model_len: int
 ) -> None:
-    plan = plan_kv_cache(read_config(model_dir), cache, asked, torch.float32, CPU, 2**30)
+    plan = plan_kv_cache(read_config(model_dir), cache, asked, torch.float32, 2**30, nothing)
     assert plan.bytes_per_block == BLOCK_BYTES
     assert (plan.num_blocks, plan.max_model_len) == (blocks, max_model_len)
     assert f"Weights: 1.00 GiB. KV cache: {blocks} blocks x 16 tokens" in str(plan)
 
 
 @pytest.mark.parametrize(
-    ("free_gb", "weight_gb", "utilization", "left_gb"),
-    [(80, 16, 0.9, 56), (50, 16, 0.9, 26), (80, 16, 0.5, 24), (80, 79, 0.9, 0)],
+    ("free_gb", "step_gb", "utilization", "left_gb"),
+    [(64, 2, 0.9, 54), (34, 2, 0.9, 24), (64, 0, 0.5, 24), (3, 2, 0.9, 0)],
 )
-def test_a_gpu_gives_what_others_and_weights_leave(
-    free_gb: int, weight_gb: int, utilization: float, left_gb: int
+def test_a_gpu_gives_what_weights_and_the_largest_step_leave(
+    free_gb: int, step_gb: int, utilization: float, left_gb: int
 ) -> None:
     gb = 10**9
-    assert cuda_bytes(80 * gb, free_gb * gb, weight_gb * gb, utilization) == left_gb * gb
+    found = bytes_for_kv_cache(80 * gb, free_gb * gb, step_gb * gb, utilization)
+    assert found == left_gb * gb
+
+
+def nothing() -> int:
+    raise AssertionError("the size is set")
 
 
 def test_the_default_pool_is_bounded(model_dir: Path) -> None:
-    plan = plan_kv_cache(read_config(model_dir), CacheConfig(), None, torch.float32, CPU, 0)
+    cache = CacheConfig()
+    found = CpuDevice().kv_cache_bytes(cache, lambda: None)
+    plan = plan_kv_cache(read_config(model_dir), cache, None, torch.float32, 0, lambda: found)
     assert 0 < plan.num_blocks * BLOCK_BYTES <= 2 * 1024**3
 
 
 def test_a_pool_without_a_block_is_refused(model_dir: Path) -> None:
     for cache in (CacheConfig(num_blocks=0), CacheConfig(kv_cache_memory_bytes=BLOCK_BYTES - 1)):
         with pytest.raises(ModelError, match="no room for one block"):
-            plan_kv_cache(read_config(model_dir), cache, None, torch.float32, CPU, 0)
+            plan_kv_cache(read_config(model_dir), cache, None, torch.float32, 0, nothing)
 
 
 def resident_bytes() -> int:
@@ -263,7 +272,7 @@ def test_the_pool_is_not_resident_before_use(model_dir: Path) -> None:
     config: DecoderConfig = read_config(model_dir)
     num_bytes = 1024**3
     cache = CacheConfig(kv_cache_memory_bytes=num_bytes)
-    plan = plan_kv_cache(config, cache, None, torch.float32, CPU, 0)
+    plan = plan_kv_cache(config, cache, None, torch.float32, 0, nothing)
     before = resident_bytes()
     pool = allocate_kv_cache(config, plan, torch.float32, CPU)
     assert pool.nbytes > num_bytes * 0.99

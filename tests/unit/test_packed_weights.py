@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine_service.config import ModelConfig
-from engine_service.decoder_loader import load_decoder, uses_cpu_kernels
+from engine_service.cpu_device import CpuDevice
+from engine_service.decoder_loader import load_decoder, pick_kernels
 from engine_service.model_error import ModelError
 from engine_service.model_loader import Checkpoint
 from engine_service.models.config import read_config
@@ -88,8 +89,7 @@ def test_auto_is_int4_for_the_embedded_model(embedded_model_dir: Path) -> None:
             checkpoint,
             lambda name: checkpoint.load(name, torch.float32, CPU),
             config(embedded_model_dir),
-            max_model_len=32,
-            cpu_kernels=True,
+            kernels="cpu",
         )
     assert loaded.quantization == "int4"
 
@@ -137,22 +137,24 @@ def test_without_a_compiler_auto_computes_by_the_reference(
 
     monkeypatch.setattr("engine_service.decoder_loader.library", no_library)
     with caplog.at_level(logging.WARNING):
-        assert not uses_cpu_kernels(config(tmp_path), CPU, torch.float32)
+        assert pick_kernels(config(tmp_path), CpuDevice(), torch.float32) == "reference"
     assert "no compiler here" in caplog.text
     with pytest.raises(ModelError, match="no compiler here"):
-        uses_cpu_kernels(config(tmp_path, kernels="cpu"), CPU, torch.float32)
+        pick_kernels(config(tmp_path, kernels="cpu"), CpuDevice(), torch.float32)
 
 
 def test_the_cpu_kernels_compute_in_float32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert not uses_cpu_kernels(config(tmp_path), CPU, torch.bfloat16)
-    assert "by the reference kernels, slowly" in caplog.text
-    with pytest.raises(ModelError, match="in float32 on a CPU only"):
-        uses_cpu_kernels(config(tmp_path, kernels="cpu"), CPU, torch.bfloat16)
-    with pytest.raises(ModelError, match="'gpu' are not one of auto, cpu, reference"):
-        uses_cpu_kernels(config(tmp_path, kernels="gpu"), CPU, torch.float32)
+        assert pick_kernels(config(tmp_path), CpuDevice(), torch.bfloat16) == "reference"
+    assert "the reference kernels compute, several times slower" in caplog.text
+    with pytest.raises(ModelError, match="in float32 only"):
+        pick_kernels(config(tmp_path, kernels="cpu"), CpuDevice(), torch.bfloat16)
+    with pytest.raises(ModelError, match="'gpu' are not one of auto, cpu, triton, reference"):
+        pick_kernels(config(tmp_path, kernels="gpu"), CpuDevice(), torch.float32)
+    with pytest.raises(ModelError, match="triton kernels don't run on cpu"):
+        pick_kernels(config(tmp_path, kernels="triton"), CpuDevice(), torch.float32)
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
@@ -167,8 +169,7 @@ def test_every_form_says_what_computes(
             checkpoint,
             lambda name: checkpoint.load(name, torch.float32, CPU),
             config(model_dir, quantization=quantization),
-            max_model_len=32,
-            cpu_kernels=kernels == "cpu",
+            kernels=kernels,
         )
     assert set(loaded.op_backends.values()) == {kernels}
     auto = "int8" if kernels == "cpu" else "none"
@@ -190,6 +191,5 @@ def test_weights_beyond_half_precision_are_a_model_error(
             checkpoint,
             lambda name: checkpoint.load(name, torch.float32, CPU) * 1e6,
             config(model_dir, quantization="int4"),
-            max_model_len=32,
-            cpu_kernels=True,
+            kernels="cpu",
         )

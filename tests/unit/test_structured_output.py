@@ -18,7 +18,7 @@ from engine_service.config import GrammarConfig
 from engine_service.errors import InternalError, InvalidRequest
 from engine_service.messages import Failure, SamplingParams, StoppingCriteria, StructuredOutput
 from engine_service.request import Request, RequestKey
-from engine_service.sampler import sample_tokens
+from engine_service.sampler import launch_sampling
 from engine_service.structured_output import StructuredOutputManager
 from kernels.sampling_ops import reference_sampling_ops
 
@@ -385,9 +385,9 @@ def test_a_grammar_without_a_way_on_fails_its_request_by_field(
         manager.accept(KEY, token_id)
     neighbour = request(("other", 0))
     bitmask = manager.fill_bitmask([request(), neighbour])
-    stuck, sound = sample_tokens(
+    stuck, sound = launch_sampling(
         torch.zeros(2, PADDED), [request(), neighbour], bitmask, reference_sampling_ops()
-    )
+    ).wait()
     assert stuck.failure is not None
     assert (stuck.failure.reason, stuck.failure.field) == ("INVALID_VALUE", "structured_output")
     assert sound.failure is None

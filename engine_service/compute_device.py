@@ -1,0 +1,76 @@
+"""What the engine needs of the hardware that it computes on, and which one it is.
+
+    host      | write inputs | launch |  plan the next step  | wait |
+    upload            one copy ->
+    device                      | forward, sampling |
+    download                                     <- one copy
+
+A CPU computes when it is asked to, in the memory that the host writes: nothing is copied, nothing
+captured, nothing waited for. A GPU has a clock of its own (`cuda_device.py`). Whatever else differs
+between the two is in `kernels/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_service.config import CacheConfig
+from engine_service.model_error import ModelError
+
+T = TypeVar("T")
+
+
+class Upload(Protocol):
+    """A buffer of bytes of fixed size and place, on the host and on the device."""
+
+    device_bytes: Tensor  # uint8
+
+    def host_bytes(self) -> NDArray[np.uint8]:
+        """To be written for the next `send`; waits until nothing reads what was sent before."""
+
+    def send(self, num_bytes: int) -> None:
+        """The first bytes of what was written, in order with what else is launched."""
+
+
+class ComputeDevice(Protocol):
+    torch_device: torch.device
+    overlaps: bool  # it computes beside the host
+    replays_graphs: bool  # a captured step costs the host less than a launched one
+    kernels: tuple[str, ...]  # that can compute here, the best first; see decoder_loader.py
+
+    def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
+        """What a model is computed in if nobody says."""
+
+    def kv_cache_bytes(self, cache: CacheConfig, run_largest_step: Callable[[], None]) -> int:
+        """What is left for the KV cache once the weights are loaded. `run_largest_step` computes
+        as much at once as a step ever will."""
+
+    def new_upload(self, num_bytes: int) -> Upload: ...
+
+    def capture(self, compute: Callable[[], T]) -> Callable[[], T]:
+        """What computes the same again, from the same places into the same places.
+
+        `compute` is called, perhaps more than once."""
+
+    def release_unused_memory(self) -> None:
+        """After a step that found too little of it."""
+
+
+def pick_device(name: str) -> ComputeDevice:
+    """auto: CUDA where torch sees it. Raises ModelError for what is unknown or not there."""
+    from engine_service.cpu_device import CpuDevice
+    from engine_service.cuda_device import CudaDevice
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise ModelError(f"The device {name!r} is not one of auto, cpu, cuda.")
+    if name == "cuda" and not CudaDevice.is_available():
+        raise ModelError("The device cuda was asked for, but torch sees none.")
+    if name == "cuda" or (name == "auto" and CudaDevice.is_available()):
+        return CudaDevice()
+    return CpuDevice()

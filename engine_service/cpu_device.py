@@ -1,0 +1,75 @@
+"""The CPU as a compute device: what is launched is over when the call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine_service.compute_device import ComputeDevice, Upload
+from engine_service.config import CacheConfig
+
+T = TypeVar("T")
+
+_DEFAULT_KV_BYTES = 2 * 1024**3
+_SHARE_OF_AVAILABLE = 0.25
+
+
+class HostUpload(Upload):
+    """Host and device are one memory."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._host_bytes: NDArray[np.uint8] = self.device_bytes.numpy()
+
+    def host_bytes(self) -> NDArray[np.uint8]:
+        return self._host_bytes
+
+    def send(self, num_bytes: int) -> None:
+        pass
+
+
+class CpuDevice(ComputeDevice):
+    torch_device = torch.device("cpu")
+    overlaps = False
+    replays_graphs = False
+    kernels = ("cpu", "reference")
+
+    def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
+        return torch.float32  # the fastest here
+
+    def kv_cache_bytes(self, cache: CacheConfig, run_largest_step: Callable[[], None]) -> int:
+        """The smaller of 2 GiB and a quarter of what is available."""
+        return min(_DEFAULT_KV_BYTES, int(_available_bytes() * _SHARE_OF_AVAILABLE))
+
+    def new_upload(self, num_bytes: int) -> Upload:
+        return HostUpload(num_bytes)
+
+    def capture(self, compute: Callable[[], T]) -> Callable[[], T]:
+        return compute
+
+    def release_unused_memory(self) -> None:
+        pass
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping: the machine's, or less where a cgroup limits it."""
+    available = _meminfo_available_bytes()
+    cgroup = Path("/sys/fs/cgroup")
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return available
+    return min(available, max(0, limit - used))
+
+
+def _meminfo_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _DEFAULT_KV_BYTES
