@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_service.config import CacheConfig
+from engine_service.config import CacheConfig, CoreConfig
 from engine_service.model_error import ModelError
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class ComputeDevice(Protocol):
     overlaps: bool  # it computes beside the host
     replays_graphs: bool  # a captured step costs the host less than a launched one
     kernels: tuple[str, ...]  # that can compute here, the best first; see decoder_loader.py
+    max_num_seqs: int  # that suit it, if nobody says
+    max_num_batched_tokens: int
 
     def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
         """What a model is computed in if nobody says."""
@@ -74,3 +77,14 @@ def pick_device(name: str) -> ComputeDevice:
     if name == "cuda" or (name == "auto" and CudaDevice.is_available()):
         return CudaDevice()
     return CpuDevice()
+
+
+def sized_for(config: CoreConfig, device: ComputeDevice) -> CoreConfig:
+    """With the device's own steps where the config leaves them open."""
+    scheduler = config.scheduler
+    scheduler = msgspec.structs.replace(
+        scheduler,
+        max_num_seqs=scheduler.max_num_seqs or device.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens or device.max_num_batched_tokens,
+    )
+    return msgspec.structs.replace(config, scheduler=scheduler)

@@ -14,8 +14,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     served_model_name: str
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto: float32 on a CPU
-    quantization: str = "auto"  # auto, none, int8, int4; see decoder_loader.py
-    kernels: str = "auto"  # auto, cpu, reference
+    load_format: str = "auto"  # auto: the directory's safetensors; dummy: random numbers
+    quantization: str = "auto"  # auto, none, int8, int4, fp8; see decoder_loader.py
+    kernels: str = "auto"  # auto, cpu, triton, reference
     max_model_len: int | None = None  # tokens; None: the model's
     batch_invariant: bool = False  # a token's bits don't depend on what else a step computes
     generation_config: str = "auto"  # auto: sampling defaults are the model's; none, vllm: neutral
@@ -31,8 +32,9 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    max_num_seqs: int = 64  # samples running at once
-    max_num_batched_tokens: int = 128  # a step's token budget; bounds the gap between two tokens
+    max_num_seqs: int = 64  # samples running at once; 0: as suits the device
+    # A step's token budget, which bounds the gap between two tokens; 0: as suits the device.
+    max_num_batched_tokens: int = 128
     max_num_queued_reqs: int = 1024  # samples waiting
     max_num_queued_tokens: int = 4_000_000  # prompt tokens waiting
     max_output_tokens: int | None = None  # cap per sample; None: the context

@@ -42,11 +42,14 @@ logger = logging.getLogger(__name__)
 def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Ready]:
     """Loads the model and allocates the KV pool. Raises ModelError for what can't be served."""
     # Here, not above: they load torch, and the hang-up must be noticed from the first moment.
+    from engine_service.compute_device import pick_device, sized_for
     from engine_service.engine_core import EngineCore
     from engine_service.model_runner import ModelRunner
     from engine_service.structured_output import StructuredOutputManager
 
-    runner = ModelRunner(config)
+    device = pick_device(config.model.device)
+    config = sized_for(config, device)
+    runner = ModelRunner(config, device)
     grammars = StructuredOutputManager(
         config.model.model_dir,
         vocab_size=runner.vocab_size,
@@ -61,6 +64,8 @@ def build_core(config: CoreConfig, channel: CoreChannel) -> tuple[EngineCore, Re
         max_model_len=runner.max_model_len,
         eos_token_ids=tuple(runner.eos_token_ids),
         num_blocks=runner.num_blocks,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         device=runner.device_name,
         dtype=runner.dtype_name,
         quantization=runner.quantization,

@@ -38,6 +38,8 @@ class CpuDevice(ComputeDevice):
     overlaps = False
     replays_graphs = False
     kernels = ("cpu", "reference")
+    max_num_seqs = 64
+    max_num_batched_tokens = 128
 
     def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # the fastest here

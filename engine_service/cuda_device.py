@@ -53,6 +53,8 @@ class CudaDevice(ComputeDevice):
     overlaps = True
     replays_graphs = True
     kernels = ("triton", "reference")
+    max_num_seqs = 256
+    max_num_batched_tokens = 2048
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from engine_service.compute_device import ComputeDevice
 from engine_service.config import ModelConfig
+from engine_service.dummy_checkpoint import WeightSource
 from engine_service.model_error import ModelError
-from engine_service.model_loader import Checkpoint
 from engine_service.model_store import cache_dir
 from engine_service.models.config import DecoderConfig
 from engine_service.models.decoder import Decoder, StepDecoder
@@ -49,9 +49,12 @@ from kernels.ops import (
     Ops,
     batch_invariant_ops,
     cpu_ops,
+    fp8_triton_ops,
     op_backends,
     quantized_reference_ops,
+    quantized_triton_ops,
     reference_ops,
+    triton_ops,
 )
 from kernels.reference.quantized import QuantizedMatrix, quantize_matrix
 from kernels.reference.row_tiles import NotBatchInvariant
@@ -66,6 +69,7 @@ _log = logging.getLogger(__name__)
 
 KERNELS = ("auto", "cpu", "triton", "reference")
 QUANTIZATIONS: Mapping[str, Quantization] = {"none": "none", "int8": "int8", "int4": "int4"}
+_FP8 = "fp8"  # float8 weights and rows, with the triton kernels only
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class LoadedDecoder:
     decoder: StepDecoder
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     op_backends: dict[str, str]
-    quantization: Quantization
+    quantization: str
     batch_invariant: bool
 
 
@@ -114,21 +118,23 @@ def _check_triton() -> None:
 
 def load_decoder(
     model: DecoderConfig,
-    checkpoint: Checkpoint,
+    checkpoint: WeightSource,
     load: LoadTensor,
     config: ModelConfig,
     kernels: str,
 ) -> LoadedDecoder:
     """`load` gives the checkpoint's tensors in the decoder's dtype. Raises ModelError."""
-    if config.quantization != "auto" and config.quantization not in QUANTIZATIONS:
+    if config.quantization not in ("auto", *QUANTIZATIONS, _FP8):
         raise ModelError(
             f"The quantization {config.quantization!r} is not one of auto, "
-            f"{', '.join(QUANTIZATIONS)}."
+            f"{', '.join((*QUANTIZATIONS, _FP8))}."
         )
     asked = QUANTIZATIONS.get(config.quantization)  # None: auto
     max_model_len = min(
         config.max_model_len or model.max_position_embeddings, model.max_position_embeddings
     )
+    if config.quantization == _FP8:
+        return _in_fp8(model, load, kernels, max_model_len)
     if kernels == "cpu":
         return _on_cpu_kernels(model, checkpoint, load, asked, max_model_len)
     if asked is None or asked == "none":
@@ -145,7 +151,7 @@ def pick_sampling_ops(kernels: str) -> SamplingOps:
 
 def _on_cpu_kernels(
     model: DecoderConfig,
-    checkpoint: Checkpoint,
+    checkpoint: WeightSource,
     load: LoadTensor,
     asked: Quantization | None,
     max_model_len: int,
@@ -219,6 +225,24 @@ def _op_by_op_quantized(
         op_backends=op_backends(ops),
         quantization=quantization,
         batch_invariant=batch_invariant,
+    )
+
+
+def _in_fp8(
+    model: DecoderConfig, load: LoadTensor, kernels: str, max_model_len: int
+) -> LoadedDecoder:
+    if kernels != "triton":
+        raise ModelError("The quantization fp8 needs the triton kernels.")
+    from kernels.triton.fp8 import quantize_fp8
+
+    ops = fp8_triton_ops()
+    weights = load_weights(model, load, lambda spec: quantize_fp8(spec.load(load)))
+    return LoadedDecoder(
+        decoder=Decoder(model, weights, ops, max_model_len),
+        copy_blocks=ops.copy_blocks,
+        op_backends=op_backends(ops),
+        quantization=_FP8,
+        batch_invariant=True,
     )
 
 

@@ -125,19 +125,25 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default=_MODEL.dtype,
-        help="of weights and activations; auto: float32 on a CPU",
+        help="of weights and activations; auto: float32 on a CPU, half precision on a GPU",
+    )
+    add(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default=_MODEL.load_format,
+        help="auto: the model's weights; dummy: random ones, to measure with",
     )
     add(
         "--quantization",
-        choices=("auto", "none", "int8", "int4"),
+        choices=("auto", "none", "int8", "int4", "fp8"),
         default=_MODEL.quantization,
-        help="of the weights; auto: int4 if they have but 4 bits, else int8; without kernels none",
+        help="of the weights; auto: on a CPU int4 if 4 bits are all they have, else int8",
     )
     add(
         "--kernels",
-        choices=("auto", "cpu", "reference"),
+        choices=("auto", "cpu", "triton", "reference"),
         default=_MODEL.kernels,
-        help="what computes; auto: on a CPU the compiled kernels",
+        help="what computes; auto: on a CPU the compiled kernels, on a GPU Triton's",
     )
     add("--max-model-len", type=_whole(2), help="context in tokens; none: the model's")
     add("--num-threads", type=_whole(1, 1024), help="of the compute kernels; none: torch's choice")
@@ -186,14 +192,24 @@ def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
     for flag, default, meaning in (
-        ("--max-num-seqs", _SCHEDULER.max_num_seqs, "samples running at once"),
-        ("--max-num-batched-tokens", _SCHEDULER.max_num_batched_tokens, "tokens in a step"),
         ("--max-num-queued-reqs", _SCHEDULER.max_num_queued_reqs, "samples waiting"),
         ("--max-num-queued-tokens", _SCHEDULER.max_num_queued_tokens, "prompt tokens waiting"),
         ("--max-samples", _SCHEDULER.max_samples, "cap on n"),
     ):
         parser.add_argument(flag, type=_whole(1), default=default, help=meaning)
     add = parser.add_argument
+    add(
+        "--max-num-seqs",
+        type=_whole(1),
+        default=0,
+        help="samples running at once; none: 64, on a GPU 256",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=_whole(1),
+        default=0,
+        help="tokens in a step; none: 128, on a GPU 2048",
+    )
     add("--max-output-tokens", type=_whole(1), help="cap per sample; none: the context")
     add(
         "--max-queue-wait",
@@ -291,6 +307,7 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             served_model_name=arguments.served_model_name or model_name,
             device=arguments.device,
             dtype=arguments.dtype,
+            load_format=arguments.load_format,
             quantization=arguments.quantization,
             kernels=arguments.kernels,
             max_model_len=arguments.max_model_len,

@@ -282,6 +282,8 @@ class Ready(_Message, frozen=True):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     device: str
     dtype: str
     quantization: str

@@ -20,6 +20,7 @@ from engine_service.compute_device import ComputeDevice, pick_device
 from engine_service.config import CoreConfig
 from engine_service.decode_graphs import DecodeGraphs
 from engine_service.decoder_loader import load_decoder, pick_kernels, pick_sampling_ops
+from engine_service.dummy_checkpoint import open_checkpoint
 from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.input_batch import InputBuffers, LastTokens
 from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
@@ -27,7 +28,7 @@ from engine_service.largest_step import run_largest_step
 from engine_service.logprobs import prompt_logprobs
 from engine_service.messages import Failure, TokenLogprobs
 from engine_service.model_error import ModelError
-from engine_service.model_loader import Checkpoint, check_shapes
+from engine_service.model_loader import check_shapes
 from engine_service.models.config import read_config, read_eos_token_ids
 from engine_service.models.weights import expected_shapes, ignored_tensors
 from engine_service.request import Request, RequestKey
@@ -91,7 +92,7 @@ class ModelRunner:
         kv_dtype = _pick_kv_dtype(config.cache.kv_cache_dtype, dtype, kernels)
         if kernels == "cpu":
             set_num_threads(torch.get_num_threads())
-        with Checkpoint(model_dir) as checkpoint:
+        with open_checkpoint(model_dir, config.model.load_format, model) as checkpoint:
             check_shapes(checkpoint.shapes, expected_shapes(model), ignored_tensors(model))
             loaded = load_decoder(
                 model,

@@ -52,6 +52,7 @@ class Decoder(Generic[M]):
     def forward(self, batch: InputBatch, kv_cache_L2BSKD: Tensor) -> Tensor:
         ops, eps, layers = self._ops, self._config.rms_norm_eps, self._weights.layers
         residual_TH = ops.embed(batch.input_ids_T, self._weights.embedding_VH)
+        residual_TH = residual_TH.to(self._cos_sin_PD.dtype)  # a quantized table gives float32
         x_TH = ops.rms_norm(residual_TH, layers[0].input_norm_H, eps)
         for layer, weights in enumerate(layers):
             x_TH = self._attention(x_TH, layer, weights, batch, kv_cache_L2BSKD[layer])

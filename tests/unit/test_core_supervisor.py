@@ -16,7 +16,9 @@ from engine_service.messages import CoreStats, Ready, Shutdown, StartFailed, Ste
 from engine_service.service_metrics import ServiceMetrics
 from engine_service.transport import CoreConnection, ThreadConnection
 
-READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "none", "float32", False, {}, "w")
+READY = Ready(
+    7, "Llama", 100, 50, (2,), 30, 8, 64, "cpu", "float32", "none", "float32", False, {}, "w"
+)
 BEAT = StepFrame(0, 1, 1, 0, [], CoreStats(num_running=0))
 
 

@@ -38,7 +38,9 @@ from engine_service.messages import (
 )
 from engine_service.service_metrics import ServiceMetrics
 
-READY = Ready(7, "Llama", 100, 50, (2,), 30, "cpu", "float32", "none", "float32", False, {}, "w")
+READY = Ready(
+    7, "Llama", 100, 50, (2,), 30, 8, 64, "cpu", "float32", "none", "float32", False, {}, "w"
+)
 ABORTED = Finish(FinishReason.ABORT, RequestTiming(arrival_ns=1, finished_ns=2))
 
 

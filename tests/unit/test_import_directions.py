@@ -209,3 +209,22 @@ print(*broken)
 """
     modules = [module for package in sorted(OURS) for module in modules_of(package)]
     assert python(code, ",".join(modules)).split() == []
+
+
+def test_only_the_device_interface_knows_what_it_runs_on() -> None:
+    """The walk from scheduler to kernel is the same for all devices."""
+    knowing = {"compute_device", "cuda_device", "flags", "config"}
+    for path in source_files("engine_service"):
+        if path.stem in knowing or path.stem.startswith("bench_"):
+            continue
+        names = {
+            name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in (
+                getattr(node, "attr", ""),
+                getattr(node, "id", ""),
+                node.value if isinstance(node, ast.Constant) else "",
+            )
+            if isinstance(name, str)
+        }
+        assert not {"cuda", "is_cuda"} & names, path

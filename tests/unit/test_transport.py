@@ -114,7 +114,21 @@ async def exchange(channel: CoreChannel, connection: CoreConnection) -> None:
     assert received == commands
 
     ready = Ready(
-        1, "Llama", 10, 20, (2,), 30, "cpu", "float32", "int4", "float16", True, {"x": "y"}, "d"
+        1,
+        "Llama",
+        10,
+        20,
+        (2,),
+        30,
+        8,
+        64,
+        "cpu",
+        "float32",
+        "int4",
+        "float16",
+        True,
+        {"x": "y"},
+        "d",
     )
     frames: list[Frame] = [ready, frame(1), frame(2, num_outputs=20_000), frame(3)]
     for item in frames:
