@@ -12,7 +12,7 @@ between the two is in `kernels/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -28,12 +28,14 @@ T = TypeVar("T")
 
 
 class Upload(Protocol):
-    """A buffer of bytes of fixed size and place, on the host and on the device."""
+    """Buffers of bytes of fixed size and place: one on the device, one or more on the host."""
 
     device_bytes: Tensor  # uint8
+    host_bytes: Sequence[NDArray[np.uint8]]
 
-    def host_bytes(self) -> NDArray[np.uint8]:
-        """To be written for the next `send`; waits until nothing reads what was sent before."""
+    def begin(self) -> int:
+        """Which of the host's is to be written for the next `send`; waits until nothing reads
+        what was sent from there before."""
 
     def send(self, num_bytes: int) -> None:
         """The first bytes of what was written, in order with what else is launched."""

@@ -24,10 +24,10 @@ class HostUpload(Upload):
 
     def __init__(self, num_bytes: int) -> None:
         self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8)
-        self._host_bytes: NDArray[np.uint8] = self.device_bytes.numpy()
+        self.host_bytes: list[NDArray[np.uint8]] = [self.device_bytes.numpy()]
 
-    def host_bytes(self) -> NDArray[np.uint8]:
-        return self._host_bytes
+    def begin(self) -> int:
+        return 0
 
     def send(self, num_bytes: int) -> None:
         pass

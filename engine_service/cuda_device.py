@@ -35,12 +35,12 @@ class PinnedUpload(Upload):
             for _ in range(_NUM_HOST_BUFFERS)
         ]
         self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
+        self.host_bytes: list[NDArray[np.uint8]] = [buffer.numpy() for buffer in self._buffers]
         self._next = 0
 
-    def host_bytes(self) -> NDArray[np.uint8]:
+    def begin(self) -> int:
         self._sent[self._next].synchronize()
-        buffer: NDArray[np.uint8] = self._buffers[self._next].numpy()
-        return buffer
+        return self._next
 
     def send(self, num_bytes: int) -> None:
         buffer = self._buffers[self._next]

@@ -3,9 +3,10 @@
     requests    1, 2, 4, 8, 16, 24, 32, ... up to the most that run at once; a step is filled up
     context     the widest block table: 64 blocks, four times as many, ... up to the longest
 
-A size is captured when it first comes, which takes as long as some steps. What changes from step to
-step is in fixed places: the buffers that `InputBuffers` writes, and a block table of the largest
-width, into which the step's own is copied.
+Those of the smallest width are captured at the start, others when they first come, which takes as
+long as some steps. What changes from step to step is in fixed places: the buffers that
+`InputBuffers` writes, and a block table of the largest width, into which the step's own is copied.
+All leave their logits in one place.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ class DecodeGraphs:
         *,
         max_requests: int,
         max_blocks: int,  # of a request
+        vocab_size: int,
     ) -> None:
         self._device = device
         self._decoder = decoder
         self._kv_cache_L2BSKD = kv_cache_L2BSKD
         self.sizes = graph_sizes(max_requests)
         self._widths = graph_widths(max_blocks)
-        shape = (max_requests, max_blocks)
-        self._table_RM = torch.zeros(shape, dtype=torch.int32, device=device.torch_device)
+        on_device = device.torch_device
+        self._table_RM = torch.zeros(max_requests, max_blocks, dtype=torch.int32, device=on_device)
+        self._logits_RV = torch.zeros(max_requests, vocab_size, device=on_device)
         self._graphs: dict[tuple[int, int], Callable[[], Tensor]] = {}
 
     def size_for(self, num_requests: int) -> int:
@@ -77,4 +80,5 @@ class DecodeGraphs:
         return replay()
 
     def _compute(self, batch: InputBatch) -> Tensor:
-        return self._decoder.logits(self._decoder.forward(batch, self._kv_cache_L2BSKD))
+        hidden_RH = self._decoder.forward(batch, self._kv_cache_L2BSKD)
+        return self._logits_RV[: len(hidden_RH)].copy_(self._decoder.logits(hidden_RH))

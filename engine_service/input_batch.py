@@ -33,8 +33,9 @@ from engine_service.compute_device import ComputeDevice
 from engine_service.request import Request, RequestKey
 from engine_service.scheduler_output import ScheduledRequest
 
-_INT64_BYTES: Final = 8
-_INT32_BYTES: Final = 4
+_TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
+_HostFields = Mapping[str, NDArray[np.int64 | np.int32]]
+_TORCH_DTYPES: Final = {np.int64: torch.int64, np.int32: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +74,33 @@ class InputBuffers:
         self._block_size = block_size
         self._spare_block = spare_block
         self.max_blocks = max_blocks
-        sizes = {
-            "input_ids": (max_tokens, _INT64_BYTES),
-            "positions": (max_tokens, _INT64_BYTES),
-            "slot_mapping": (max_tokens, _INT64_BYTES),
-            "logits_indices": (max_requests, _INT64_BYTES),
-            "unknown_rows": (max_requests, _INT64_BYTES),
-            "last_rows": (max_requests, _INT64_BYTES),
-            "query_start_loc": (max_requests + 1, _INT32_BYTES),
-            "seq_lens": (max_requests, _INT32_BYTES),
-            "block_table": (max_requests * max_blocks, _INT32_BYTES),
+        fields = {
+            "input_ids": (max_tokens, np.int64),
+            "positions": (max_tokens, np.int64),
+            "slot_mapping": (max_tokens, np.int64),
+            "logits_indices": (max_requests, np.int64),
+            "unknown_rows": (max_requests, np.int64),
+            "last_rows": (max_requests, np.int64),
+            "query_start_loc": (max_requests + 1, np.int32),
+            "seq_lens": (max_requests, np.int32),
+            _TABLE: (max_requests * max_blocks, np.int32),
         }
-        self._places: dict[str, tuple[int, int]] = {}  # first byte, bytes of an element
+        places: dict[str, slice] = {}
         num_bytes = 0
-        for name, (count, size) in sizes.items():
-            self._places[name] = (num_bytes, size)
-            num_bytes += count * size
+        for name, (count, dtype) in fields.items():
+            start, num_bytes = num_bytes, num_bytes + count * np.dtype(dtype).itemsize
+            places[name] = slice(start, num_bytes)
+        self._table_start = places[_TABLE].start
         self._upload = device.new_upload(num_bytes)
+        self._host = [
+            {name: host[places[name]].view(dtype) for name, (_, dtype) in fields.items()}
+            for host in self._upload.host_bytes
+        ]
+        device_bytes = self._upload.device_bytes
+        self._device = {
+            name: device_bytes[places[name]].view(_TORCH_DTYPES[dtype])
+            for name, (_, dtype) in fields.items()
+        }
 
     def build(
         self,
@@ -99,32 +110,25 @@ class InputBuffers:
     ) -> InputBatch:
         """Needs at least one scheduled request. `last`: where a share ends with a token that is not
         known. `fill_to`: so many requests, if all have one token each."""
-        host = self._upload.host_bytes()
+        host = self._host[self._upload.begin()]
         num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
         num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
         num_real, num_real_tokens = len(scheduled), int(num_scheduled_R.sum())
         num_rows = num_real if fill_to is None else fill_to
         num_tokens = num_real_tokens + num_rows - num_real
 
-        starts_R1 = self._view(host, "query_start_loc", num_rows + 1)
+        starts_R1 = host["query_start_loc"][: num_rows + 1]
         starts_R1[0] = 0
         np.cumsum(num_scheduled_R, out=starts_R1[1 : num_real + 1])
         starts_R1[num_real + 1 :] = np.arange(num_real_tokens + 1, num_tokens + 1)
-        seq_lens_R = self._view(host, "seq_lens", num_rows)
+        seq_lens_R = host["seq_lens"][:num_rows]
         seq_lens_R[:num_real] = num_computed_R + num_scheduled_R
         seq_lens_R[num_real:] = 1
 
-        num_blocks = max(len(share.block_ids) for share in scheduled)
-        table_RM = self._view(host, "block_table", num_rows * num_blocks)
-        table_RM = table_RM.reshape(num_rows, num_blocks)
-        table_RM[:] = 0
-        for row_M, share in zip(table_RM, scheduled, strict=False):
-            row_M[: len(share.block_ids)] = share.block_ids
-        table_RM[num_real:, 0] = self._spare_block
-
+        table_RM = self._write_block_table(host, scheduled, num_rows)
         rows_T = np.arange(num_real).repeat(num_scheduled_R)
-        positions_T = self._view(host, "positions", num_tokens)
-        slots_T = self._view(host, "slot_mapping", num_tokens)
+        positions_T = host["positions"][:num_tokens]
+        slots_T = host["slot_mapping"][:num_tokens]
         first_R = num_computed_R - starts_R1[:num_real]
         positions_T[:num_real_tokens] = np.arange(num_real_tokens) + first_R[rows_T]
         positions_T[num_real_tokens:] = 0
@@ -136,34 +140,47 @@ class InputBuffers:
 
         sampling = [row for row, share in enumerate(scheduled) if share.samples]
         num_sampling = len(sampling) + num_rows - num_real
-        logits_indices = self._view(host, "logits_indices", num_sampling)
+        logits_indices = host["logits_indices"][:num_sampling]
         logits_indices[: len(sampling)] = starts_R1[1:][sampling] - np.int64(1)
         logits_indices[len(sampling) :] = np.arange(num_real_tokens, num_tokens)
         num_unknown = self._write_ids(host, scheduled, num_tokens, starts_R1, last)
 
-        self._upload.send(self._places["block_table"][0] + table_RM.size * _INT32_BYTES)
-        input_ids_T = self._tensor("input_ids", num_tokens)
+        self._upload.send(self._table_start + table_RM.nbytes)
+        on_device = self._device
+        input_ids_T = on_device["input_ids"][:num_tokens]
         if last is not None and num_unknown:
-            unknown_rows = self._tensor("unknown_rows", num_unknown)
-            last_rows = self._tensor("last_rows", num_unknown)
+            unknown_rows = on_device["unknown_rows"][:num_unknown]
+            last_rows = on_device["last_rows"][:num_unknown]
             input_ids_T.index_copy_(0, unknown_rows, last.token_ids_R.index_select(0, last_rows))
         return InputBatch(
             input_ids_T=input_ids_T,
-            positions_T=self._tensor("positions", num_tokens),
-            slot_mapping_T=self._tensor("slot_mapping", num_tokens),
-            query_start_loc_R1=self._tensor("query_start_loc", num_rows + 1),
-            seq_lens_R=self._tensor("seq_lens", num_rows),
-            block_table_RM=self._tensor("block_table", table_RM.size).view(table_RM.shape),
-            logits_indices=self._tensor("logits_indices", num_sampling),
+            positions_T=on_device["positions"][:num_tokens],
+            slot_mapping_T=on_device["slot_mapping"][:num_tokens],
+            query_start_loc_R1=on_device["query_start_loc"][: num_rows + 1],
+            seq_lens_R=on_device["seq_lens"][:num_rows],
+            block_table_RM=on_device[_TABLE][: table_RM.size].view(table_RM.shape),
+            logits_indices=on_device["logits_indices"][:num_sampling],
             sampling_requests=[scheduled[row].request for row in sampling],
         )
 
+    def _write_block_table(
+        self, host: _HostFields, scheduled: Sequence[ScheduledRequest], num_rows: int
+    ) -> NDArray[np.int64 | np.int32]:
+        """[R, M], M being what the longest of them has."""
+        num_blocks = max(len(share.block_ids) for share in scheduled)
+        table_RM = host[_TABLE][: num_rows * num_blocks].reshape(num_rows, num_blocks)
+        table_RM[:] = 0
+        for row_M, share in zip(table_RM, scheduled, strict=False):
+            row_M[: len(share.block_ids)] = share.block_ids
+        table_RM[len(scheduled) :, 0] = self._spare_block
+        return table_RM
+
     def _write_ids(
         self,
-        host: NDArray[np.uint8],
+        host: _HostFields,
         scheduled: Sequence[ScheduledRequest],
         num_tokens: int,
-        starts_R1: NDArray[np.int64],
+        starts_R1: NDArray[np.int64 | np.int32],
         last: LastTokens | None,
     ) -> int:
         """Returns how many of them are not known."""
@@ -178,23 +195,12 @@ class InputBuffers:
                 input_ids.append(0)
                 unknown_rows.append(end_row - 1)
                 last_rows.append(last.rows[request.key])
-        ids_T = self._view(host, "input_ids", num_tokens)
+        ids_T = host["input_ids"][:num_tokens]
         ids_T[: len(input_ids)] = input_ids
         ids_T[len(input_ids) :] = 0
-        self._view(host, "unknown_rows", len(unknown_rows))[:] = unknown_rows
-        self._view(host, "last_rows", len(last_rows))[:] = last_rows
+        host["unknown_rows"][: len(unknown_rows)] = unknown_rows
+        host["last_rows"][: len(last_rows)] = last_rows
         return len(unknown_rows)
-
-    def _view(self, host: NDArray[np.uint8], name: str, count: int) -> NDArray[np.int64]:
-        """On the host; what is written is cut to the field's width."""
-        first, size = self._places[name]
-        dtype = np.int64 if size == _INT64_BYTES else np.int32
-        return host[first : first + count * size].view(dtype)
-
-    def _tensor(self, name: str, count: int) -> Tensor:
-        first, size = self._places[name]
-        dtype = torch.int64 if size == _INT64_BYTES else torch.int32
-        return self._upload.device_bytes[first : first + count * size].view(dtype)
 
 
 def build_input_batch(

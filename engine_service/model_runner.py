@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from engine_service.compute_device import ComputeDevice, pick_device
 from engine_service.config import CoreConfig
@@ -26,7 +28,7 @@ from engine_service.input_batch import InputBuffers, LastTokens
 from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
 from engine_service.largest_step import run_largest_step
 from engine_service.logprobs import prompt_logprobs
-from engine_service.messages import Failure, TokenLogprobs
+from engine_service.messages import Failure, SamplingParams, StoppingCriteria, TokenLogprobs
 from engine_service.model_error import ModelError
 from engine_service.model_loader import check_shapes
 from engine_service.models.config import read_config, read_eos_token_ids
@@ -136,7 +138,9 @@ class ModelRunner:
                 self._kv_cache,
                 max_requests=max_requests,
                 max_blocks=max_blocks,
+                vocab_size=model.vocab_size,
             )
+            self._capture(self._graphs, spare_block=plan.num_blocks)
         self._last: LastTokens | None = None  # of the step before
 
         self.overlaps = self._device.overlaps
@@ -214,6 +218,16 @@ class ModelRunner:
         rows = {request.key: row for row, request in enumerate(requests)}
         self._last = LastTokens(rows, sampling.rows.token_ids_R)
         return _Step(sampling, requests, told, failures, batch_ns, forward_ns)
+
+    @torch.inference_mode()
+    def _capture(self, graphs: DecodeGraphs, spare_block: int) -> None:
+        """Of all sizes, the largest first: the others' memory is found in what it took."""
+        request = Request("", 0, [0], SamplingParams(), StoppingCriteria(max_tokens=1))
+        share = ScheduledRequest.of(request, 0, 1, [spare_block])
+        for size in tqdm(
+            reversed(graphs.sizes), "Capturing steps", disable=not sys.stderr.isatty(), unit="size"
+        ):
+            graphs.logits(self._inputs.build([share], fill_to=size))
 
     def _copy_blocks(self, copies: list[BlockCopy]) -> None:
         if copies:

@@ -195,8 +195,9 @@ class Scheduler:
 
     def _settle(self, step: _Step) -> None:
         served = {share.request for share in step.shares if share.samples}
-        running = (r for r in self._queues.running if not self._needs_nothing(r))
-        cut_short = {r.tenant for r in running if r not in served}
+        cut_short = {
+            r.tenant for r in self._queues.running if r not in served and not self._needs_nothing(r)
+        }
         self._queues.fair_share.settle(cut_short)
 
     def _schedule_last_tokens(self, step: _Step) -> list[Request]:
@@ -212,7 +213,7 @@ class Scheduler:
             num_behind -= 1
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
-            if self._needs_nothing(request):
+            if request.num_pending_outputs and self._needs_nothing(request):
                 continue
             num_missing = request.num_expected_tokens - request.num_planned_tokens
             if num_missing > 1 and request.is_prefilling:

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine_service.compute_device import Upload
 from engine_service.config import CacheConfig
@@ -21,17 +20,18 @@ class PretendUpload(Upload):
 
     def __init__(self, num_bytes: int) -> None:
         self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8)
-        self._host: NDArray[np.uint8] = np.zeros(num_bytes, np.uint8)
+        self.host_bytes = [np.zeros(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)]
         self.num_sent = 0
 
-    def host_bytes(self) -> NDArray[np.uint8]:
-        return self._host
+    def begin(self) -> int:
+        return self.num_sent % 2
 
     def send(self, num_bytes: int) -> None:
+        host = self.host_bytes[self.begin()]
         self.num_sent += 1
         self.device_bytes.fill_(0x7F)
-        self.device_bytes[:num_bytes] = torch.from_numpy(self._host[:num_bytes])
-        self._host[:] = 0x7F
+        self.device_bytes[:num_bytes] = torch.from_numpy(host[:num_bytes])
+        host[:] = 0x7F
 
 
 class PretendGpu(CpuDevice):

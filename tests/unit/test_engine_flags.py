@@ -45,6 +45,7 @@ FLAGS = [
     "--kernels",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
+    "--load-format",
     "--log-level",
     "--long-prefill-token-threshold",
     "--max-model-len",
@@ -78,7 +79,10 @@ def parse(*flags: str) -> ServiceConfig:
 
 
 def test_without_flags_the_configuration_is_the_default_one() -> None:
-    scheduler = SchedulerConfig(target_itl_ms=TARGET_ITL_MS)  # none in tests, which are not timed
+    # No target in tests, which are not timed; and the device says how large its steps are.
+    scheduler = SchedulerConfig(
+        target_itl_ms=TARGET_ITL_MS, max_num_seqs=0, max_num_batched_tokens=0
+    )
     expected = CoreConfig(ModelConfig("/models/tiny", "tiny"), scheduler=scheduler)
     assert parse() == ServiceConfig(expected)
 
@@ -111,7 +115,11 @@ def test_flags_reach_their_fields() -> None:
     )
     assert config.core.cache == CacheConfig(8, num_blocks=9, enable_prefix_caching=False)
     assert config.core.scheduler == SchedulerConfig(
-        max_num_seqs=3, max_num_queued_reqs=5, max_samples=4, target_itl_ms=TARGET_ITL_MS
+        max_num_seqs=3,
+        max_num_batched_tokens=0,
+        max_num_queued_reqs=5,
+        max_samples=4,
+        target_itl_ms=TARGET_ITL_MS,
     )
     assert config.core.num_threads == 2
     assert (config.grpc_port, config.shutdown_timeout_seconds) == (0, 1.5)
