@@ -12,7 +12,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,6 +32,7 @@ Metadata = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Stubs:
     channel: grpc.aio.Channel
+    tls: TlsOptions | None
     engine: engine_pb2_grpc.EngineAsyncStub
     control: engine_pb2_grpc.ControlAsyncStub
     health_check: grpc.aio.UnaryUnaryMultiCallable[
@@ -43,13 +44,19 @@ class Stubs:
 
 
 class Connection:
-    """Opens no socket before the first call; reconnects by itself until it is closed."""
+    """Opens no socket before the first call; reconnects by itself until it is closed.
+
+    With new certificates new calls get a new channel. The old one is dropped, which ends none of
+    its calls: it closes with the last of them.
+    """
 
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.options = options
         self._target = target
         self._server = server_attributes(target)
         self._stubs: Stubs | None = None
+        # Those that are open may be of a dropped channel.
+        self._streams: weakref.WeakSet[StreamCall[Any]] = weakref.WeakSet()
         self._closed = False
 
     @property
@@ -61,11 +68,15 @@ class Connection:
         """Must be called on the event loop that the calls will run on."""
         if self._closed:
             raise CallCancelled("the client is closed")
+        tls = self.options.tls() if callable(self.options.tls) else self.options.tls
+        if self._stubs is not None and self._stubs.tls != tls:
+            self._stubs = None
         if self._stubs is None:
-            channel = _new_channel(self._target, self.options)
+            channel = _new_channel(self._target, self.options, tls)
             health = health_pb2_grpc.HealthStub(channel)
             self._stubs = Stubs(
                 channel=channel,
+                tls=tls,
                 engine=engine_pb2_grpc.EngineStub(channel),
                 control=engine_pb2_grpc.ControlStub(channel),
                 health_check=health.Check,
@@ -76,6 +87,8 @@ class Connection:
     async def close(self) -> None:
         """Cancels the open calls: who reads them gets CallCancelled."""
         self._closed = True
+        for stream in [*self._streams]:
+            stream.cancel(is_error=True)
         stubs, self._stubs = self._stubs, None
         if stubs is not None:
             await stubs.channel.close(None)
@@ -120,7 +133,9 @@ class Connection:
         timeout: float | None = None,
     ) -> StreamCall[ResponseT]:
         call = method(request, timeout=timeout, metadata=self._metadata(span, request_id))
-        return StreamCall(call, span, request_id)
+        stream = StreamCall(call, span, request_id)
+        self._streams.add(stream)
+        return stream
 
     def _metadata(
         self, span: RpcSpan | None, request_id: str, *, as_admin: bool = False
@@ -225,7 +240,7 @@ def _bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def _new_channel(target: str, options: ClientOptions) -> grpc.aio.Channel:
+def _new_channel(target: str, options: ClientOptions, tls: TlsOptions | None) -> grpc.aio.Channel:
     arguments: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", _millis(options.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _millis(options.keepalive_timeout_seconds)),
@@ -243,11 +258,11 @@ def _new_channel(target: str, options: ClientOptions) -> grpc.aio.Channel:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]
-    if options.tls is None:
+    if tls is None:
         return grpc.aio.insecure_channel(target, options=arguments)
-    if options.tls.server_name is not None:
-        arguments.append(("grpc.ssl_target_name_override", options.tls.server_name))
-    return grpc.aio.secure_channel(target, _credentials(options.tls), options=arguments)
+    if tls.server_name is not None:
+        arguments.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(target, _credentials(tls), options=arguments)
 
 
 def _credentials(tls: TlsOptions) -> grpc.ChannelCredentials:

@@ -26,7 +26,8 @@ class ClientOptions:
 
     token: str | Callable[[], str] | None = field(default=None, repr=False)  # or who provides it
     admin_key: str | Callable[[], str] | None = field(default=None, repr=False)  # for Control
-    tls: TlsOptions | None = None  # None: plain text
+    # None: plain text; or who provides it, asked at each call: new ones are for new calls
+    tls: TlsOptions | Callable[[], TlsOptions] | None = None
     max_attempts: int = 3  # of one call, before it is accepted; 1: no retries
     initial_backoff_seconds: float = 0.1  # doubles with each attempt, jittered
     max_backoff_seconds: float = 2.0

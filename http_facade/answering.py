@@ -125,6 +125,7 @@ class Answering:
             async with run:
                 output = _Output(self, prepared, run, usage, calls)
                 first = await _first_batch(run, prepared.plan)
+                self.state.has_begun = True
                 self.state.ignored += _relaxed(calls, prepared.plan)
                 if prepared.plan.stream:
                     return await output.stream(first)

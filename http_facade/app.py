@@ -11,7 +11,7 @@ from opentelemetry.trace import TracerProvider
 
 from http_facade.access_log import ACCESS_LOG, AccessLog
 from http_facade.cors import CORS, Cors
-from http_facade.engine_credentials import engine_client_options
+from http_facade.engine_credentials import EngineTls, engine_client_options
 from http_facade.engine_pool import EnginePool, engine_clients
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
@@ -36,9 +36,10 @@ def create_app(
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[around])
     tracing = tracing_of(tracer_provider)
     metrics = FacadeMetrics(tracing)
+    engine_tls = None if edge.engine_ssl_ca is None else EngineTls(edge)
     engines = EnginePool(
         config.engines,
-        engine_clients(engine_client_options(edge)),
+        engine_clients(engine_client_options(edge, engine_tls)),
         aliases=config.served_model_names,
         metrics=metrics.routing,
     )
@@ -55,6 +56,8 @@ def create_app(
     app[ACCESS_LOG] = AccessLog(edge.access_log, with_prompts=edge.log_prompts)
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(app[KEYS].follow_file)
+    if engine_tls is not None:
+        app.cleanup_ctx.append(engine_tls.follow_files)
     app.cleanup_ctx.append(_followed_engines)
     app.router.add_post("/v1/chat/completions", generations.chat_completions)
     app.router.add_post("/v1/completions", generations.completions)

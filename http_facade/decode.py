@@ -81,7 +81,7 @@ def decode_request(
 
 def _decide(fields: dict[str, object], endpoint: Endpoint[RequestT], strict: bool) -> list[str]:
     """Removes from `fields` what isn't honoured and returns the names to report."""
-    honoured = endpoint.request_type.__struct_fields__
+    honoured = _field_names(endpoint.request_type)
     ignored = []
     for name in [name for name in fields if name not in honoured]:
         value = fields.pop(name)
@@ -107,9 +107,14 @@ def _is_one_of(value: object, candidates: tuple[object, ...]) -> bool:
     return any(type(value) is type(one) and value == one for one in candidates)
 
 
+@cache
+def _field_names(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(struct.__struct_fields__)
+
+
 def _home_of(name: str) -> Endpoint[ChatRequest] | Endpoint[CompletionRequest] | None:
     for endpoint in _ENDPOINTS:
-        if name in endpoint.request_type.__struct_fields__:
+        if name in _field_names(endpoint.request_type):
             return endpoint
     return None
 
@@ -127,12 +132,12 @@ def _unknown_nested(
     """Unknown fields inside the known objects, by their paths; `value` fits the schema.
 
     Raises ApiError for one that would change the answer."""
-    inside = inner_structs(struct)
+    inside, known = inner_structs(struct), _field_names(struct)
     for name, item in value.items():
         where = f"{path}.{name}" if path else name
         if item is None:
             continue
-        if name not in struct.__struct_fields__:
+        if name not in known:
             refusal = REFUSED_INSIDE.get(struct, {}).get(name)
             if refusal is not None and not _is_one_of(item, refusal.neutral):
                 raise invalid(where, refusal.hint, code="unsupported_parameter")

@@ -106,7 +106,7 @@ _FIELDS: Mapping[type[Struct], Mapping[str, str]] = {
         "model": "a name of /v1/models; absent: the model that is served",
         "prompt": "the text; or give `messages`",
         "add_special_tokens": "as the model wants them around a prompt; true by default",
-        "return_token_strs": "also what each token looks like",
+        "return_token_strs": "also each token's text, not how the vocabulary spells it",
     },
     DetokenizeRequest: {
         "model": "a name of /v1/models; absent: the model that is served",

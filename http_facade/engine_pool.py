@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from clients.engine_client import EngineClient
-from clients.options import ClientOptions
+from clients.options import ClientOptions, TlsOptions
 from http_facade.engine import EngineConnection, ServedModel
 from http_facade.engine_address import EngineAddress
 from http_facade.errors import model_not_found, unavailable
@@ -72,11 +72,20 @@ def engine_clients(options: ClientOptions) -> MakeClient:
 
     def make(target: str, address: EngineAddress) -> EngineClient:
         tls = options.tls
-        if tls is not None and tls.server_name is None and address.is_dns:
-            tls = replace(tls, server_name=address.host)  # the certificate's, no address's
+        if tls is not None and address.is_dns:
+            tls = _verified_for(address.host, tls)  # the certificate's name, which is no address
         return EngineClient(target, options=replace(options, tls=tls, max_attempts=1))
 
     return make
+
+
+def _verified_for(
+    host: str, tls: TlsOptions | Callable[[], TlsOptions]
+) -> TlsOptions | Callable[[], TlsOptions]:
+    def named(given: TlsOptions) -> TlsOptions:
+        return given if given.server_name is not None else replace(given, server_name=host)
+
+    return (lambda: named(tls())) if callable(tls) else named(tls)
 
 
 class EnginePool:

@@ -25,6 +25,7 @@ from clients.errors import (
     QueueFull,
     RateLimited,
     SlowReader,
+    TokenizerStale,
     Unauthenticated,
 )
 
@@ -228,6 +229,8 @@ def from_engine_error(error: EngineClientError, *, prompt_param: str, model: str
         case Unauthenticated() | PermissionDenied():
             # Ours, not the caller's: it is the facade's key (--engine-api-key) that was refused.
             return unavailable("the engine does not accept this server's own credential")
+        case TokenizerStale():  # once more after it was fetched anew: models are being replaced
+            return unavailable("the model was replaced meanwhile", error.retry_after_seconds)
         case EngineUnavailable():
             text = _said(error, "the engine is not available")
             return unavailable(text, error.retry_after_seconds)

@@ -94,7 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--workers",
         type=_WORKERS,
         default=defaults.workers,
-        help="processes that answer requests on the port; /metrics is the sum of all",
+        help="processes that answer requests on the port; /metrics is the sum of all, limits of "
+        "keys are counted in each",
     )
     add_edge_flags(add)
     add(

@@ -26,6 +26,7 @@ from http_facade.keys import KEYS, PROBES
 from http_facade.state import STATE, RequestState, new_state
 
 CLIENT_GONE = 499
+METRICS = "/metrics"  # also of a drain
 
 logger = logging.getLogger(__name__)
 
@@ -81,19 +82,22 @@ def _admit(request: web.Request, state: RequestState) -> None:
     keys.check_opens(request, key)
     if request.path in PROBES:
         return
-    if request.app[FACADE].is_draining:
+    if request.app[FACADE].is_draining and request.path != METRICS:
         raise unavailable("the server is shutting down")
     if key is not None and request.method == hdrs.METH_POST:
         state.allowance = keys.enter(key)
 
 
 def _leave(state: RequestState, status: int) -> None:
-    """A request that was refused has used no tokens of its prompt; one that was left has."""
-    if state.allowance is None:
-        return
-    is_refused = status >= HTTPStatus.BAD_REQUEST and status != CLIENT_GONE
-    prompt_tokens = 0 if is_refused else state.prompt_tokens
-    state.allowance.leave(prompt_tokens + state.completion_tokens)
+    if state.allowance is not None:
+        is_used = status < HTTPStatus.BAD_REQUEST or _is_callers_end(state, status)
+        state.allowance.leave(state.prompt_tokens + state.completion_tokens if is_used else 0)
+
+
+def _is_callers_end(state: RequestState, status: int) -> bool:
+    """Who leaves, or sets a deadline that passes, has had the engine work for nothing; whoever was
+    refused or failed has not."""
+    return status == CLIENT_GONE or (status == HTTPStatus.GATEWAY_TIMEOUT and state.has_begun)
 
 
 def _route(request: web.Request) -> str:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
-from aiohttp.web_protocol import RequestHandler
 
 from http_facade.access_log import AccessLog
 from http_facade.errors import ApiError, from_http_exception, internal, unsupported_encoding
 from http_facade.middleware import mark
+from http_facade.patience import PatientHandler
 from http_facade.state import new_state
 
 logger = logging.getLogger(__name__)
 
 
-class FacadeProtocol(RequestHandler):
+class FacadeProtocol(PatientHandler):
     __slots__ = ("_lines",)
 
     def __init__(
@@ -35,6 +36,11 @@ class FacadeProtocol(RequestHandler):
         self, request: web.BaseRequest, response: web.StreamResponse, time: float | None
     ) -> None:
         """The middleware writes a line of its own."""
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that is not encoded as its headers say is the caller's fault, and was answered."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
 
     def handle_error(
         self,

@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -74,25 +74,24 @@ async def running_facade(
     """Listens inside the block. `shares_port`: other processes listen on it, too.
 
     Raises CannotListen, KeysFileError, CertificateError."""
-    listener = bind(config.host, config.port, shares_port=shares_port)
-    app = create_app(config, tracer_provider=tracer_provider)
-    runner = web.AppRunner(
-        app,
-        handle_signals=False,
-        handler_cancellation=True,  # a client that is gone ends its generation
-        shutdown_timeout=_LAST_WORDS_SECONDS,
-    )
-    try:
-        await runner.setup()
-        async with server_tls(config.edge) as tls, _accepting(runner, app, listener, tls):
-            if not is_loopback(config.host) and not app[KEYS].is_required:
-                logger.warning(open_door_warning("SERVER", config.host))
-            port = listener.getsockname()[1]
-            scheme = "http" if tls is None else "https"
-            yield RunningFacade(app[FACADE], config.host, port, scheme)
-    finally:
-        await runner.cleanup()
-        listener.close()
+    with closing(bind(config.host, config.port, shares_port=shares_port)) as listener:
+        app = create_app(config, tracer_provider=tracer_provider)
+        runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            handler_cancellation=True,  # a client that is gone ends its generation
+            shutdown_timeout=_LAST_WORDS_SECONDS,
+        )
+        try:
+            await runner.setup()
+            async with server_tls(config.edge) as tls, _accepting(runner, app, listener, tls):
+                if not is_loopback(config.host) and not app[KEYS].is_required:
+                    logger.warning(open_door_warning("SERVER", config.host))
+                port = listener.getsockname()[1]
+                scheme = "http" if tls is None else "https"
+                yield RunningFacade(app[FACADE], config.host, port, scheme)
+        finally:
+            await runner.cleanup()
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ class RequestState:
     model: str = ""  # a served name, never what a caller made up
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    has_begun: bool = False  # the engine has worked on it
     ttft_seconds: float | None = None  # first content written, since `started`; streams only
     prepared_seconds: float | None = None  # the prompt's tokens are there, since `started`
     first_content_seconds: float | None = None  # as ttft_seconds, and of whole answers: is there

@@ -9,9 +9,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,28 +24,14 @@ NUM_RUNNING, NUM_QUEUED, EXCESS = 4, 16, 50
 
 
 @pytest.fixture(scope="module")
-def small_queue(
-    tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    with small_queue_of(tiny_model_dir("llama"), tmp_path_factory) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def slow_queue(
     tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Its steps take some milliseconds."""
+    """Its steps take some milliseconds: whoever occupies it does so for long enough."""
     slow = tiny_model_dir("llama", num_hidden_layers=12)
-    with small_queue_of(slow, tmp_path_factory) as running:
-        yield running
-
-
-def small_queue_of(
-    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AbstractContextManager[Served]:
     flags = (f"--max-num-seqs={NUM_RUNNING}", f"--max-num-queued-reqs={NUM_QUEUED}")
-    return serve(model_dir, tmp_path_factory.mktemp("small_queue"), *flags)
+    with serve(slow, tmp_path_factory.mktemp("slow_queue"), *flags) as running:
+        yield running
 
 
 def body(served: Served, prompt: list[int], **fields: Any) -> dict[str, Any]:
@@ -164,15 +148,15 @@ async def overload_once(
     return [reply.seconds for reply in refused]
 
 
-async def test_o3_a_full_queue_refuses_honestly_and_comes_back_whole(small_queue: Served) -> None:
+async def test_o3_a_full_queue_refuses_honestly_and_comes_back_whole(slow_queue: Served) -> None:
     chance = random.Random(3)
-    before = rejections(small_queue)
+    before = rejections(slow_queue)
     waits: list[float] = []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         for _ in range(20):
-            waits += await overload_once(small_queue, session, chance)
-    assert rejections(small_queue) == before + len(waits)
+            waits += await overload_once(slow_queue, session, chance)
+    assert rejections(slow_queue) == before + len(waits)
     # the median: with sixty at once on a busy machine, the last may have to wait for a processor
     assert statistics.median(waits) < 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 from pathlib import Path
@@ -9,8 +10,17 @@ from pathlib import Path
 import grpc
 import pytest
 
-from clients import ClientOptions, EngineClient, EngineUnavailable, TlsOptions, Unauthenticated
-from clients.testing import FakeEngine
+from clients import (
+    CallCancelled,
+    ClientOptions,
+    EngineClient,
+    EngineUnavailable,
+    Finished,
+    TlsOptions,
+    Unauthenticated,
+)
+from clients.testing import Accept, Emit, FakeEngine, Hang, Outcome, Script
+from tests.certificates import Authority, key_of
 from tests.client_pair import all_events, connected, prompt
 
 
@@ -106,3 +116,46 @@ async def test_mutual_tls(certificates: Path) -> None:
         async with EngineClient(fake.target, options=options) as client:
             with pytest.raises(EngineUnavailable):
                 await client.get_load()
+
+
+async def test_new_certificates_are_for_new_calls(tmp_path: Path) -> None:
+    """What runs goes on over the connection that it began with, until the client is closed."""
+    authority = Authority(tmp_path)
+    engine, ours = authority.issue("engine", "engine.test"), authority.issue("ours", "client")
+    strangers = Authority(tmp_path).issue("strangers", "client")
+    credentials = grpc.ssl_server_credentials(
+        [(key_of(engine).read_bytes(), engine.read_bytes())],
+        root_certificates=authority.root_pem,
+        require_client_auth=True,
+    )
+    tls = [mutual_tls(authority, ours)]
+    options = ClientOptions(tls=lambda: tls[0], max_attempts=1)
+    async with FakeEngine(server_credentials=credentials) as fake:
+        async with EngineClient(fake.target, options=options) as client:
+            fake.script(Script.of_tokens(range(10), delay_seconds=0.1))
+            running = asyncio.create_task(all_events(client.generate(prompt())))
+            await fake.wait_for_calls(1)
+            tls[0] = mutual_tls(authority, strangers)
+            with pytest.raises(EngineUnavailable):
+                await client.get_load()
+            tls[0] = mutual_tls(authority, authority.issue("ours", "client"))
+            assert (await client.get_load()).ready
+            assert isinstance((await running)[-1], Finished)
+
+            fake.script(Script((Accept(), Emit([1]), Hang())))
+            left = asyncio.create_task(all_events(client.generate(prompt())))
+            call = (await fake.wait_for_calls(2))[1]
+            tls[0] = mutual_tls(authority, authority.issue("ours", "client"))
+            assert (await client.get_load()).ready
+        with pytest.raises(CallCancelled):
+            await left
+        assert await call.wait_closed() is Outcome.CANCELLED
+
+
+def mutual_tls(authority: Authority, certificate: Path) -> TlsOptions:
+    return TlsOptions(
+        root_certificates=authority.root_pem,
+        certificate_chain=certificate.read_bytes(),
+        private_key=key_of(certificate).read_bytes(),
+        server_name="engine.test",
+    )

@@ -52,6 +52,26 @@ async def test_closed_by_default(embedded_model_dir: Path) -> None:
         assert not cors_headers(headers) and "vary" not in {name.lower() for name in headers}
 
 
+async def test_what_a_browser_lets_any_page_send_is_refused(embedded_model_dir: Path) -> None:
+    """A body without a type, or of a form's types, is sent without a preflight."""
+    async with facade_and_fake(embedded_model_dir) as facade, aiohttp.ClientSession() as session:
+        facade.say("fine")
+        for headers, expected in (
+            ({"origin": ORIGIN}, 415),
+            ({"origin": ORIGIN, "content-type": "text/plain"}, 415),
+            ({}, 200),
+        ):
+            async with session.post(
+                facade.url + CHAT,
+                data=json.dumps(chat()).encode(),
+                headers=headers,
+                skip_auto_headers=["content-type"],
+            ) as answer:
+                assert answer.status == expected, headers
+                await answer.read()
+        assert len(facade.fake.calls) == 1
+
+
 async def test_open_to_those_that_are_named(embedded_model_dir: Path) -> None:
     async with facade_and_fake(
         embedded_model_dir, edge=edge(ORIGIN, "http://localhost:3000")

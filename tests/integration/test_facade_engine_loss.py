@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clients.errors import TokenizerStale
 from clients.testing import Accept, Emit, FakeEngine, Hang, Progress, Script
 from clients.text.tokenizer import Tokenizer
 from clients.types import TokenizerBundle
@@ -155,6 +156,18 @@ async def test_a_stale_tokenizer_is_fetched_again_and_the_request_tried_once_mor
         assert request.tokenizer_digest == "another-digest"
         assert facade.tok.decode(prompt_ids(request.prompt)) == "Hi!"
         assert await fingerprint(facade) == before
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_a_tokenizer_that_is_stale_again_is_a_reason_to_come_back(
+    embedded_model_dir: Path, streamed: bool
+) -> None:
+    """Replaced twice within one request: that is no fault of anybody's, and soon over."""
+    async with facade_and_fake(embedded_model_dir) as facade:
+        facade.fake.script(Script.failing(TokenizerStale("stale", reason="TOKENIZER_STALE")))
+        status, body, headers = await facade.post(CHAT, chat(stream=streamed))
+        assert check_envelope(status, body, 503)["code"] == "engine_unavailable"
+        assert headers["Retry-After"] and headers["x-should-retry"] == "true"
 
 
 async def fingerprint(facade: Harness) -> str:

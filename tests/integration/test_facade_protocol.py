@@ -111,6 +111,15 @@ async def test_codings_that_are_taken(facade: Harness) -> None:
     assert (await exchange(facade, packed))[0] == 200
 
 
+async def test_a_body_that_does_not_decode_is_no_fault_of_ours(
+    facade: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    torn = zlib.compress(GOOD)[:-4] + b"torn"
+    answer = await exchange(facade, post("Content-Encoding: deflate", body=torn), then_closed=True)
+    check_refusal(*answer, 400, "bad_encoding")
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize("path", [CHAT, "/no/such", "/healthz"])
 async def test_an_expectation_that_cannot_be_met_is_417(facade: Harness, path: str) -> None:
     answer = await exchange(facade, post("Expect: banana", path=path))

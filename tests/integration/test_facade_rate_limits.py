@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from clients.errors import QueueFull
-from clients.testing import Accept, Emit, Hang, Progress, Script
+from clients.errors import EngineUnavailable, QueueFull
+from clients.testing import Accept, Emit, Fail, Hang, Progress, Script
 from http_facade.edge import EdgeConfig
 from tests.facade_harness import (
     CHAT,
@@ -37,6 +37,8 @@ keys:
   - {id: tokens, key: k-tokens, tokens_per_minute: 6000}
   - {id: tokens2, key: k-tokens2, tokens_per_minute: 6000}
   - {id: tokens3, key: k-tokens3, tokens_per_minute: 6000}
+  - {id: tokens4, key: k-tokens4, tokens_per_minute: 6000}
+  - {id: tokens5, key: k-tokens5, tokens_per_minute: 6000}
   - {id: places, key: k-places, max_concurrent_requests: 2}
   - {id: free, key: k-free}
 """
@@ -167,6 +169,39 @@ async def test_what_the_engine_refused_costs_no_tokens(facade: Harness) -> None:
         COMPLETIONS, completion(prompt=[5], max_tokens=1), bearer("tokens3")
     )
     assert int(headers["x-ratelimit-remaining-tokens"]) >= 5997
+
+
+async def remaining_tokens(facade: Harness, name: str) -> int:
+    facade.say("fine")
+    tiny = completion(prompt=[5], max_tokens=1)
+    _, _, headers = await facade.post(COMPLETIONS, tiny, bearer(name))
+    return int(headers["x-ratelimit-remaining-tokens"])
+
+
+async def test_what_the_engine_failed_costs_no_tokens_either(facade: Harness) -> None:
+    dies = Fail(EngineUnavailable("it died", reason="ENGINE_UNAVAILABLE"))
+    facade.fake.script(Script((Accept(), Progress(), Emit([504] * 50), dies)))
+    body = completion(prompt=[5] * 1000, max_tokens=4000)
+    for _ in range(2):
+        status, answer, _ = await facade.post(COMPLETIONS, body, bearer("tokens4"))
+        check_envelope(status, answer, 503)
+    assert await remaining_tokens(facade, "tokens4") >= 5997
+
+
+async def test_a_deadline_of_the_callers_own_costs_what_was_computed(facade: Harness) -> None:
+    """Else the limit could be got round by it: large prompts, and never an answer."""
+    body = completion(prompt=[5] * 1000, max_tokens=1000)
+    soon = {**bearer("tokens5"), "x-request-timeout": "0.3"}
+    facade.fake.script(Script((Hang(),)))  # in the queue, as it were
+    status, answer, _ = await facade.post(COMPLETIONS, body, soon)
+    check_envelope(status, answer, 504)
+    assert await remaining_tokens(facade, "tokens5") >= 5997
+    facade.fake.script(Script((Accept(), Progress(), Emit([504] * 50), Hang())))
+    for _ in range(3):
+        status, answer, _ = await facade.post(COMPLETIONS, body, soon)
+        check_envelope(status, answer, 504)
+    # 3,150 used, and 100 a second have come back
+    assert 2840 <= await remaining_tokens(facade, "tokens5") <= 3300
 
 
 async def test_requests_at_once_and_their_place_after_a_client_left(facade: Harness) -> None:

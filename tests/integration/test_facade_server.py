@@ -97,6 +97,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones(embedded_model_d
         status, raw, _ = await facade.get("/readyz")
         check_envelope(status, json.loads(raw), 503)
         assert (await facade.get("/healthz"))[0] == 200
+        assert b"http_server_active_requests" in (await facade.get("/metrics"))[1]
         status, body, headers = await facade.post(CHAT, chat())
         check_envelope(status, body, 503)
         assert headers["Retry-After"]

@@ -275,7 +275,7 @@ async def test_p1_no_part_of_a_stop_string_is_sent(
 
 async def test_p3_only_what_could_become_a_stop_string_waits(facade: Harness) -> None:
     text = "The quick brown fox quietly jumps over the lazy dog."
-    ids = facade.say(text, delay_seconds=0.03)
+    ids = facade.say(text, delay_seconds=0.05)  # long enough for each to go out by itself
     plain = await facade.stream(CHAT, chat())
     stopped = await facade.stream(CHAT, chat(stop=["q" * 200]))
     assert stopped.text() == plain.text() == text

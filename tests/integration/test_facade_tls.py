@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 
 from access.certificates import CertificateError
@@ -166,8 +167,6 @@ async def test_tls_and_a_key_to_the_engine(
     embedded_model_dir: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mutual TLS and the facade's own key; the engine shows who is refused without either."""
-    import grpc
-
     caplog.set_level(logging.WARNING)
     engine, ours = authority.issue("engine", "engine.test"), authority.issue("facade", "facade")
     credentials = grpc.ssl_server_credentials(
@@ -208,3 +207,50 @@ async def test_tls_and_a_key_to_the_engine(
                 async with session.post(running.url + CHAT, json=chat()) as answer:
                     assert (answer.status == 200) is is_served
                     assert is_served or answer.status == 503
+
+
+async def test_new_certificates_for_the_engine_are_taken(
+    embedded_model_dir: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine takes the clients of another authority; a broken pair is not taken."""
+    (authority.directory / "others").mkdir()
+    others = Authority(authority.directory / "others")
+    engine, ours = authority.issue("engine", "engine.test"), authority.issue("facade", "facade")
+    credentials = grpc.ssl_server_credentials(
+        [(key_of(engine).read_bytes(), engine.read_bytes())],
+        root_certificates=others.root_pem,
+        require_client_auth=True,
+    )
+    edge = EdgeConfig(
+        engine_ssl_ca=str(authority.root),
+        engine_ssl_server_name="engine.test",
+        engine_ssl_certfile=ours,
+        engine_ssl_keyfile=key_of(ours),
+    )
+    async with FakeEngine(embedded_model_dir, model=MODEL, server_credentials=credentials) as fake:
+        config = FacadeConfig(engines=(parse_engine(fake.target),), port=0, edge=edge)
+        async with running_facade(config) as running, aiohttp.ClientSession(running.url) as session:
+            replacement = others.issue("facade", "facade")
+            key_of(ours).write_bytes(b"no key")
+            await asyncio.sleep(1.5)
+            assert "the certificates for engines stay as they were" in caplog.text
+            assert (await session.get("/readyz")).status == 503
+            key_of(ours).write_bytes(key_of(replacement).read_bytes())
+            ours.write_bytes(replacement.read_bytes())
+            async with asyncio.timeout(10):
+                while (await session.get("/readyz")).status != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("broken", ["root.pem", "facade.pem", "facade.key"])
+async def test_certificates_for_the_engine_that_cannot_be_used_stop_a_start(
+    authority: Authority, broken: str
+) -> None:
+    ours = authority.issue("facade", "facade")
+    edge = EdgeConfig(
+        engine_ssl_ca=str(authority.root), engine_ssl_certfile=ours, engine_ssl_keyfile=key_of(ours)
+    )
+    (authority.directory / broken).write_bytes(b"nothing")
+    with pytest.raises(CertificateError, match="no certificates that can be used"):
+        async with running_facade(FacadeConfig(port=0, edge=edge)):
+            pass

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from clients.engine_client import EngineClient
 from clients.options import ClientOptions, TlsOptions
 from clients.testing import Accept, Emit, FakeEngine, Hang, Script
 from clients.types import GenerateRequest
@@ -129,11 +130,17 @@ async def test_a_facade_finds_its_engine_by_a_name(embedded_model_dir: Path) -> 
         assert MODEL.encode() in raw
 
 
-async def test_the_certificate_of_a_named_engine_is_the_names() -> None:
-    make = engine_clients(ClientOptions(tls=TlsOptions()))
+@pytest.mark.parametrize("tls", [TlsOptions(), TlsOptions], ids=["given", "provided"])
+async def test_the_certificate_of_a_named_engine_is_the_names(
+    tls: TlsOptions | Callable[[], TlsOptions],
+) -> None:
+    make = engine_clients(ClientOptions(tls=tls))
     by_name = make("10.0.0.1:50051", parse_engine("dns:engines.example:50051"))
     by_address = make("a.example:50051", parse_engine("a.example:50051"))
-    assert [c._options.tls and c._options.tls.server_name for c in (by_name, by_address)] == [
-        "engines.example",
-        None,
-    ]
+    assert [server_name(client) for client in (by_name, by_address)] == ["engines.example", None]
+
+
+def server_name(client: EngineClient) -> str | None:
+    tls = client._options.tls
+    assert tls is not None
+    return (tls() if callable(tls) else tls).server_name
