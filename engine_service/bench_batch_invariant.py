@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from engine_service.config import CacheConfig, CoreConfig, ModelConfig
+from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_runner import ModelRunner
 from engine_service.request import Request
@@ -33,6 +33,7 @@ def measure(model_dir: Path, num_steps: int = 5) -> dict[str, float]:
                     str(model_dir), "bench", kernels="reference", batch_invariant=batch_invariant
                 ),
                 CacheConfig(_BLOCK_SIZE, num_blocks=max(BATCHES) * _BLOCKS_EACH),
+                SchedulerConfig(max_num_batched_tokens=max(PREFILL_TOKENS, CONTEXT_TOKENS)),
             )
         )
         for number in range(max(BATCHES)):  # their contexts have to be there

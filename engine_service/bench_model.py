@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from engine_service.bench_quality import Mode
-from engine_service.config import CacheConfig, CoreConfig, ModelConfig
+from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.model_runner import ModelRunner
 from engine_service.model_store import resolve_model
@@ -42,6 +42,7 @@ class StepTimer:
                     num_blocks=num_requests * self._blocks_each,
                     kv_cache_dtype=mode.kv_cache_dtype,
                 ),
+                SchedulerConfig(num_requests, max_num_batched_tokens=num_requests * max_tokens),
             )
         )
         self._num_tokens = max_tokens

@@ -23,7 +23,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from engine_service.config import CacheConfig, CoreConfig, ModelConfig
+from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
 from engine_service.messages import SamplingParams, StoppingCriteria, TokenLogprobs
 from engine_service.model_runner import ModelRunner
 from engine_service.model_store import resolve_model
@@ -88,6 +88,7 @@ def token_logprobs(
                 num_blocks=WINDOW_TOKENS // _BLOCK_SIZE,
                 kv_cache_dtype=mode.kv_cache_dtype,
             ),
+            SchedulerConfig(max_num_batched_tokens=WINDOW_TOKENS),
         )
     )
     params = SamplingParams(temperature=0.0, num_prompt_logprobs=1)

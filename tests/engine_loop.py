@@ -14,6 +14,7 @@ from engine_service.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0.0)
 MAX_STEPS = 10_000
+LARGE_STEPS = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096)  # that a runner takes
 
 
 class _NoGrammars:

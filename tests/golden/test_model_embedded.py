@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig
 from engine_service.model_runner import ModelRunner
-from tests.engine_loop import EngineLoop
+from tests.engine_loop import LARGE_STEPS, EngineLoop
 
 NUM_NEW = 64
 BLOCK_SIZE = 16
@@ -88,6 +88,7 @@ def runner(embedded_model_dir: Path) -> ModelRunner:
         CoreConfig(
             model=ModelConfig(str(embedded_model_dir), "embedded", quantization="none"),
             cache=CacheConfig(num_blocks=512, kv_cache_dtype="float32"),
+            scheduler=LARGE_STEPS,
         )
     )
 

@@ -13,7 +13,7 @@ from engine_service.config import CacheConfig, CoreConfig, ModelConfig
 from engine_service.messages import SamplingParams
 from engine_service.model_runner import ModelRunner
 from tests.conftest import MakeTinyModel
-from tests.engine_loop import EngineLoop
+from tests.engine_loop import LARGE_STEPS, EngineLoop
 
 BLOCK_SIZE = 16
 NUM_NEW = 24
@@ -88,6 +88,7 @@ def runner_for(model_dir: Path, kernels: str, num_blocks: int = 96) -> ModelRunn
         CoreConfig(
             model=ModelConfig(str(model_dir), "tiny", kernels=kernels, quantization="none"),
             cache=CacheConfig(BLOCK_SIZE, num_blocks=num_blocks, kv_cache_dtype="float32"),
+            scheduler=LARGE_STEPS,
         )
     )
 

@@ -25,7 +25,7 @@ from engine_service.messages import SamplingParams, StoppingCriteria, TokenLogpr
 from engine_service.model_runner import ModelRunner
 from engine_service.request import Request
 from tests.conftest import MakeTinyModel
-from tests.engine_loop import EngineLoop
+from tests.engine_loop import LARGE_STEPS, EngineLoop
 
 BLOCK_SIZE = 16
 BUDGETS = (16, 50, 256)
@@ -194,7 +194,7 @@ def make_runner(model_dir: Path, mode: Mode) -> ModelRunner:
         batch_invariant=mode.batch_invariant,
     )
     cache = CacheConfig(num_blocks=NUM_BLOCKS, kv_cache_dtype=mode.kv_cache_dtype)
-    runner = ModelRunner(CoreConfig(model, cache))
+    runner = ModelRunner(CoreConfig(model, cache, LARGE_STEPS))
     assert runner.quantization == mode.quantization
     return runner
 

@@ -13,7 +13,7 @@ from engine_service.model_runner import ModelRunner
 from engine_service.request import Request
 from engine_service.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from tests.conftest import MakeTinyModel
-from tests.engine_loop import GREEDY, EngineLoop
+from tests.engine_loop import GREEDY, LARGE_STEPS, EngineLoop
 
 BLOCK_SIZE = 16
 PREFIX = [1000 + 7 * i for i in range(41)]  # ends at the 9th slot of its third block
@@ -27,6 +27,7 @@ class WatchedRunner(ModelRunner):
             CoreConfig(
                 model=ModelConfig(str(model_dir), "tiny", kernels=kernels),
                 cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=160),
+                scheduler=LARGE_STEPS,
             )
         )
         self.most_blocks = 0

@@ -191,7 +191,7 @@ def test_what_the_runner_says_of_itself(model_dir: Path, runner: ModelRunner) ->
         ("dtype", "int8", "dtype 'int8' is not one of auto"),
         ("device", "tpu", "'tpu' is not one of"),
         ("quantization", "int3", "quantization 'int3' is not one of auto, none, int8, int4"),
-        ("kernels", "gpu", "kernels 'gpu' are not one of auto, cpu, reference"),
+        ("kernels", "gpu", "kernels 'gpu' are not one of auto, cpu, triton, reference"),
         ("max_model_len", 0, "max_model_len must be at least 1"),
     ],
 )

@@ -20,7 +20,7 @@ from engine_service.model_runner import ModelRunner
 from engine_service.request import Request
 from engine_service.scheduler_output import ScheduledRequest
 from tests.conftest import MakeTinyModel
-from tests.engine_loop import EngineLoop
+from tests.engine_loop import LARGE_STEPS, EngineLoop
 
 PROMPT = [(37 * i + 11) % 49_000 for i in range(90)]
 BLOCK_SIZE = 16
@@ -37,6 +37,7 @@ def runner(model_dir: Path) -> ModelRunner:
         CoreConfig(
             model=ModelConfig(str(model_dir), "tiny", quantization="none"),
             cache=CacheConfig(num_blocks=12, kv_cache_dtype="float32"),
+            scheduler=LARGE_STEPS,
         )
     )
 
