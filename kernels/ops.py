@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch import Tensor
 
@@ -48,6 +48,9 @@ from kernels.reference.quantized import (
 )
 from kernels.reference.rotary import rotary_cache_write
 from kernels.sampling_ops import SamplingOps
+
+if TYPE_CHECKING:  # triton is asked for by those who have it
+    from kernels.triton.fp8 import Fp8Matrix
 
 M = TypeVar("M")  # what a backend's products take for a matrix: a tensor, or a packed form
 
@@ -134,7 +137,77 @@ def batch_invariant_ops(
     )
 
 
+def triton_ops(batch_invariant: bool) -> Ops[Tensor]:
+    """On a GPU, the current device, in bfloat16, float16 or float32; may be captured in a graph.
+
+    `batch_invariant`: a token gets the same bits whatever else the step computes. Otherwise only
+    matrix products, which are the library's then, may depend on that. Raises ImportError where
+    there is no triton.
+    """
+    from kernels.triton.activation import silu_mul as triton_silu_mul
+    from kernels.triton.attention import paged_attention as triton_paged_attention
+    from kernels.triton.block_copy import copy_blocks as triton_copy_blocks
+    from kernels.triton.linear import linear as triton_linear
+    from kernels.triton.linear import logits_head as triton_logits_head
+    from kernels.triton.norm import add_rms_norm as triton_add_rms_norm
+    from kernels.triton.norm import rms_norm as triton_rms_norm
+    from kernels.triton.rotary import rotary_cache_write as triton_rotary_cache_write
+
+    return Ops(
+        embed=embed,
+        rms_norm=triton_rms_norm,
+        add_rms_norm=triton_add_rms_norm,
+        rotary_cache_write=triton_rotary_cache_write,
+        paged_attention=triton_paged_attention,
+        silu_mul=triton_silu_mul,
+        linear=triton_linear if batch_invariant else linear,
+        logits_head=triton_logits_head if batch_invariant else logits_head,
+        copy_blocks=triton_copy_blocks,
+    )
+
+
+def quantized_triton_ops(batch_invariant: bool) -> Ops[QuantizedMatrix]:
+    """Likewise, with int8 or int4 matrices; rows are as they are."""
+    from kernels.triton.quantized import QuantizedProducts
+
+    plain = triton_ops(batch_invariant)
+    products = QuantizedProducts(batch_invariant)
+    return Ops(
+        embed=quantized_embed,
+        rms_norm=plain.rms_norm,
+        add_rms_norm=plain.add_rms_norm,
+        rotary_cache_write=plain.rotary_cache_write,
+        paged_attention=plain.paged_attention,
+        silu_mul=plain.silu_mul,
+        linear=products.linear,
+        logits_head=products.logits_head,
+        copy_blocks=plain.copy_blocks,
+    )
+
+
+def fp8_triton_ops() -> Ops[Fp8Matrix]:
+    """Likewise, with float8 matrices, and rows in float8 beside them; always batch-invariant."""
+    from kernels.triton.fp8 import fp8_embed, fp8_linear, fp8_logits_head
+
+    plain = triton_ops(batch_invariant=True)
+    return Ops(
+        embed=fp8_embed,
+        rms_norm=plain.rms_norm,
+        add_rms_norm=plain.add_rms_norm,
+        rotary_cache_write=plain.rotary_cache_write,
+        paged_attention=plain.paged_attention,
+        silu_mul=plain.silu_mul,
+        linear=fp8_linear,
+        logits_head=fp8_logits_head,
+        copy_blocks=plain.copy_blocks,
+    )
+
+
 def op_backends(ops: Ops[M] | SamplingOps) -> dict[str, str]:
     """Which backend computes each op, by the op's name."""
     functions = {field.name: getattr(ops, field.name) for field in fields(ops)}
-    return {name: function.__module__.split(".")[1] for name, function in functions.items()}
+    return {
+        name: function.__module__.split(".")[1]
+        for name, function in functions.items()
+        if function is not None
+    }
