@@ -3,7 +3,9 @@
 Each line is one finished span, as `stored_spans` reads it.
 
 A file that grew past its limit is renamed with a suffix and a new one begun; files of the
-directory older than the age limit are removed, the oldest first when there are too many.
+directory older than the age limit are removed, the oldest first when there are too many; files of
+others are left alone. Whoever removes files may do so at any time: a process whose file is gone
+begins it again.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from traces.stored_spans import (
+    LINE_START,
     AttributeValue,
     StoredEvent,
     StoredLink,
@@ -49,7 +52,6 @@ class FileSpanExporter(SpanExporter):
         self._limits = limits
         self._path = directory / f"{service}-{os.getpid()}.jsonl"
         self._file: FileIO | None = None
-        self._num_rotations = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = b"".join(
@@ -70,18 +72,31 @@ class FileSpanExporter(SpanExporter):
         return True  # every export is written through
 
     def _append(self, lines: bytes) -> None:
-        if self._file is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(self._path, "ab")
-            _remove_old_files(self._directory, self._limits, keep=self._path)
-        self._file.write(lines)
-        if self._file.tell() >= self._limits.file_bytes:
+        file = self._opened()
+        left = memoryview(lines)
+        while left:
+            left = left[file.write(left) :]
+        if file.tell() >= self._limits.file_bytes:
             self._rotate()
 
+    def _opened(self) -> FileIO:
+        """A file that is in the directory, and whose last line has ended."""
+        if self._file is not None and not _is_at(self._path, self._file):
+            self._close()
+        if self._file is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(self._path, "ab+")
+            if size := self._file.seek(0, os.SEEK_END):
+                self._file.seek(size - 1)
+                if self._file.read(1) != b"\n":  # a write was cut off, by a full disk or a crash
+                    self._file.write(b"\n")
+            _remove_old_files(self._directory, self._limits, keep=self._path)
+        return self._file
+
     def _rotate(self) -> None:
+        """The new name is one that no process with this one's pid, here or elsewhere, has given."""
         self._close()
-        self._num_rotations += 1
-        self._path.rename(self._path.with_suffix(f".{self._num_rotations}.jsonl"))
+        self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
 
     def _close(self) -> None:
         if self._file is not None:
@@ -134,17 +149,31 @@ def _plain(attributes: object) -> dict[str, AttributeValue]:
     }
 
 
+def _is_at(path: Path, file: FileIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _remove_old_files(directory: Path, limits: StoreLimits, keep: Path) -> None:
     """Applies age and count limits; another process may remove the same files meanwhile."""
     ages: list[tuple[float, Path]] = []
     for path in directory.glob("*.jsonl"):
-        if path == keep:
-            continue
         try:
+            if path == keep or not (path.is_file() and _holds_spans(path)):
+                continue
             ages.append((time.time() - path.stat().st_mtime, path))
-        except FileNotFoundError:
+        except OSError:  # gone meanwhile, or not for us to read
             continue
     ages.sort(key=lambda entry: entry[0])  # youngest first
     for rank, (age, path) in enumerate(ages):
         if age > limits.max_age_seconds or rank >= limits.max_files - 1:
             path.unlink(missing_ok=True)
+
+
+def _holds_spans(path: Path) -> bool:
+    """A directory that is not ours alone may hold JSON lines of others."""
+    start = LINE_START.encode()
+    with path.open("rb") as file:
+        return file.read(len(start)) == start

@@ -3,21 +3,25 @@
     facade SERVER ── CLIENT ── engine SERVER ── admit, queue, prefill, deliver, decode
                                                        └──links──> engine.step
 
-A trace may have gone through several attempts, engines and samples. What counts is the way that
+A trace may hold several requests, one after the other or side by side: an agent's turns. Each is a
+view of its own, of the spans below its facade's SERVER span, or below its call where no facade was.
+
+A request may have gone through several attempts, engines and samples. What counts is the way that
 the first token took: the call whose token was the first to be received, or written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from traces import names
-from traces.stored_spans import StoredEvent, StoredSpan, read_spans
+from traces.stored_spans import StoredEvent, StoredSpan
 
-_MAX_ALIKE: Final = 100  # earlier requests that are read for one
+_CORE_DIED: Final = "ENGINE_UNAVAILABLE"  # the error's type
+_ATTEMPT: Final = re.compile(r"-r\d+$")  # of a later attempt's request id
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,12 @@ class EngineCall:
 @dataclass(slots=True)
 class RequestView:
     trace_id: str
-    spans: list[StoredSpan]  # of the trace, by start
+    spans: list[StoredSpan]  # of the request, by start
     facade: StoredSpan | None  # None: the engine was called directly
     facade_stages: dict[str, StoredSpan]
-    first_client: StoredSpan | None  # of all attempts
     call: EngineCall | None  # the one that made the first token; else the last one
+    first_client: StoredSpan | None  # the first attempt at that call
+    client: StoredSpan | None  # its last attempt: `call`, if that is there, from the caller's side
 
     @property
     def root(self) -> StoredSpan:
@@ -75,7 +80,13 @@ class RequestView:
             return self.facade
         if self.call is None:
             return self.spans[0]
-        return self.call.client or self.call.server
+        return self.first_client or self.call.server
+
+    @property
+    def request_id(self) -> str:
+        """As the caller knows it; of a call without a facade, as the engine does."""
+        known = self.call.request_id if self.call is not None else ""
+        return text_of(self.root, names.REQUEST_ID) or known
 
     @property
     def first_token_unix_ns(self) -> int | None:
@@ -94,44 +105,13 @@ class RequestView:
         return None if end is None else (end - self.root["start_unix_ns"]) * 1e-9
 
 
-# ---------------------------------------------------------------- reading
-
-
-def read_request(directory: Path, trace_id: str) -> RequestView | None:
-    """None: the store has nothing of it."""
-    views = join(read_spans(directory, mentioning=[trace_id]), trace_ids=[trace_id])
-    return views[0] if views else None
-
-
-def read_alike(directory: Path, view: RequestView) -> list[RequestView]:
-    """The latest that began before it and begin like it: equal first tokens, or an equal first
-    message."""
-    began = view.root["start_unix_ns"]
-    hashes = _texts(view.call.server, names.PREFIX_HASHES)[:1] if view.call else []
-    render = view.facade_stages.get(names.SPAN_RENDER)
-    message = text_of(render, names.FIRST_MESSAGE) if render else ""
-    texts = [text for text in (*hashes, message) if text]
-    if not texts:
-        return []
-    alike = {
-        span["trace_id"]: span["start_unix_ns"]
-        for span in read_spans(directory, mentioning=texts)
-        if span["start_unix_ns"] < began and span["trace_id"] != view.trace_id
-    }
-    latest = sorted(alike, key=lambda trace_id: -alike[trace_id])[:_MAX_ALIKE]
-    return join(read_spans(directory, of_traces=latest)) if latest else []
-
-
-def read_requests(directory: Path, *, since_unix_ns: int = 0) -> list[RequestView]:
-    """All that the store knows of, by start; those that began before `since_unix_ns` left out."""
-    views = join(read_spans(directory, since_unix_ns=since_unix_ns))
-    return [view for view in views if view.root["start_unix_ns"] >= since_unix_ns]
+# ---------------------------------------------------------------- joining
 
 
 def join(
     spans: Iterable[StoredSpan], *, trace_ids: Sequence[str] | None = None
 ) -> list[RequestView]:
-    """`trace_ids`: of these only."""
+    """By start. `trace_ids`: of these only."""
     traces: dict[str, list[StoredSpan]] = {}
     steps: dict[tuple[str, str], Step] = {}
     for span in spans:
@@ -139,15 +119,41 @@ def join(
             steps[span["trace_id"], span["span_id"]] = _step(span)
         elif trace_ids is None or span["trace_id"] in trace_ids:
             traces.setdefault(span["trace_id"], []).append(span)
-    views = [_view(trace_id, trace, steps) for trace_id, trace in traces.items()]
+    views = [_view(request, steps) for trace in traces.values() for request in _requests_of(trace)]
     with_calls = [view for view in views if view.facade is not None or view.call is not None]
     return sorted(with_calls, key=lambda view: view.root["start_unix_ns"])
 
 
-def _view(
-    trace_id: str, spans: list[StoredSpan], steps: dict[tuple[str, str], Step]
-) -> RequestView:
-    spans.sort(key=lambda span: span["start_unix_ns"])
+def _requests_of(trace: list[StoredSpan]) -> list[list[StoredSpan]]:
+    """The spans of each of the trace's requests, by start; what belongs to none is left out."""
+    trace.sort(key=lambda span: span["start_unix_ns"])
+    by_id = {span["span_id"]: span for span in trace}
+    facades = [span["span_id"] for span in trace if _is_generation(span)]
+    requests: dict[str, list[StoredSpan]] = {}
+    for span in trace:
+        request = _request_of(span, by_id)
+        if request not in facades and len(facades) == 1:
+            request = facades[0]  # between the two is a span that is not in the store
+        if request is not None:
+            requests.setdefault(request, []).append(span)
+    return list(requests.values())
+
+
+def _request_of(span: StoredSpan, by_id: Mapping[str, StoredSpan]) -> str | None:
+    """What is one for all spans of a request: its facade's span id, or the request id of a call
+    without a facade, whose attempts are calls of their own."""
+    request: str | None = None
+    above: StoredSpan | None = span
+    while above is not None:
+        if _is_generation(above):
+            return above["span_id"]
+        if _is_call(above):
+            request = _first_request_id(above) or above["span_id"]
+        above = by_id.get(above["parent_span_id"])
+    return request
+
+
+def _view(spans: list[StoredSpan], steps: Mapping[tuple[str, str], Step]) -> RequestView:
     children: dict[str, list[StoredSpan]] = {}
     for span in spans:
         children.setdefault(span["parent_span_id"], []).append(span)
@@ -158,9 +164,11 @@ def _view(
         for span in spans
         if is_engine_call(span)
     ]
-    clients = [span for span in spans if span["kind"] == "CLIENT" and _method(span) == "Generate"]
+    call = min(calls, key=_first_of_calls) if calls else None
+    attempts = _attempts(spans, call)
+    last = attempts[-1] if attempts else None
     return RequestView(
-        trace_id=trace_id,
+        trace_id=spans[0]["trace_id"],
         spans=spans,
         facade=facade,
         facade_stages={
@@ -168,16 +176,39 @@ def _view(
             for span in children.get(facade["span_id"] if facade else "", [])
             if span["kind"] == "INTERNAL"
         },
-        first_client=clients[0] if clients else None,
-        call=min(calls, key=_first_of_calls) if calls else None,
+        call=call,
+        first_client=attempts[0] if attempts else None,
+        client=last if call is None else call.client,
     )
+
+
+def _attempts(spans: Sequence[StoredSpan], call: EngineCall | None) -> list[StoredSpan]:
+    """At `call`, by start; where no engine's span is there, at the call whose token was the first.
+    Siblings, of other prompts, are no attempts at it."""
+    clients = [span for span in spans if span["kind"] == "CLIENT" and _is_call(span)]
+    furthest = call.client if call is not None else min(clients, key=_received_ns, default=None)
+    if furthest is None:
+        return []
+    request_id = _first_request_id(furthest)
+    return [span for span in clients if _first_request_id(span) == request_id]
+
+
+def _received_ns(client: StoredSpan) -> tuple[bool, int]:
+    """Those that received no token come last."""
+    received = event_ns(client, names.EVENT_FIRST_TOKEN_RECEIVED)
+    return received is None, received or client["start_unix_ns"]
+
+
+def _first_request_id(call: StoredSpan) -> str:
+    """Of the first attempt at it."""
+    return _ATTEMPT.sub("", text_of(call, names.REQUEST_ID))
 
 
 def _call(
     server: StoredSpan,
     parent: StoredSpan | None,
     children: Sequence[StoredSpan],
-    steps: dict[tuple[str, str], Step],
+    steps: Mapping[tuple[str, str], Step],
 ) -> EngineCall:
     call = EngineCall(server, parent if parent and parent["kind"] == "CLIENT" else None)
     delivered = [span for span in children if span["name"] == names.SPAN_DELIVER]
@@ -197,7 +228,7 @@ def _first_of_calls(call: EngineCall) -> tuple[bool, int]:
     return (False, received) if received else (True, -call.server["start_unix_ns"])
 
 
-def _linked(span: StoredSpan | None, steps: dict[tuple[str, str], Step]) -> list[Step]:
+def _linked(span: StoredSpan | None, steps: Mapping[tuple[str, str], Step]) -> list[Step]:
     links = span["links"] if span else []
     found = [steps.get((link["trace_id"], link["span_id"])) for link in links]
     return sorted(filter(None, found), key=lambda step: step.start_unix_ns)
@@ -239,8 +270,23 @@ def received_ns(call: EngineCall) -> int | None:
     return deliver["end_unix_ns"] if deliver else None
 
 
+def is_lost(call: EngineCall) -> bool:
+    """The engine's core died with it: what that knew of its stages was never told."""
+    error = text_of(call.server, names.ERROR_TYPE)
+    return error == _CORE_DIED and names.SPAN_QUEUE not in call.stages
+
+
+def beginnings_of(view: RequestView) -> list[str]:
+    """What requests with a prefix in common have in common, the shortest prefix first: hashes of
+    their first tokens; at last that of a chat's first message."""
+    hashes = _texts(view.call.server, names.PREFIX_HASHES) if view.call else []
+    render = view.facade_stages.get(names.SPAN_RENDER)
+    message = text_of(render, names.FIRST_MESSAGE) if render else ""
+    return [*hashes, message] if message else hashes
+
+
 def is_engine_call(span: StoredSpan) -> bool:
-    return span["kind"] == "SERVER" and _method(span) == "Generate"
+    return span["kind"] == "SERVER" and _is_call(span)
 
 
 def event_ns(span: StoredSpan, name: str) -> int | None:
@@ -266,8 +312,9 @@ def _is_generation(span: StoredSpan) -> bool:
     return span["kind"] == "SERVER" and names.GEN_AI_OPERATION_NAME in span["attributes"]
 
 
-def _method(span: StoredSpan) -> str:
-    return text_of(span, names.RPC_METHOD)
+def _is_call(span: StoredSpan) -> bool:
+    """Of an engine, on either side."""
+    return text_of(span, names.RPC_METHOD) == "Generate"
 
 
 def _texts(span: StoredSpan, name: str) -> list[str]:

@@ -19,9 +19,10 @@ from tests.conftest import MakeTinyModel
 from tests.faults.test_routing_engines import prompt_of, two_engines
 from tests.running_engine import Engine
 from tests.serving import stream
+from tests.stored_requests import read_request
 from traces import names
 from traces.explain.explanation import explain
-from traces.request_view import RequestView, events_of, number_of, read_request
+from traces.request_view import RequestView, events_of, number_of
 from traces.stored_spans import StoredSpan, read_spans
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,12 @@ from clients import EngineUnavailable, rpc_span
 from clients.testing import Script
 from tests.facade_harness import COMPLETIONS, completion, facade_and_fake
 from tests.serving import Served, stream, wait_idle
+from tests.stored_requests import read_request
 from traces import names
 from traces.explain.explanation import explain
 from traces.file_store import FileSpanExporter
-from traces.request_view import RequestView, read_request, read_requests
+from traces.request_reader import read_since
+from traces.request_view import RequestView
 
 LONG = [1000 + number for number in range(3_000)]  # its prompt takes seconds
 
@@ -106,7 +108,7 @@ def case(served: Served) -> Case:
         wanted = {one.request_id for name, one in sent.items() if name != "unsampled"}
         deadline = time.monotonic() + 10
         while True:
-            views = _by_request_id(read_requests(served.trace_dir))
+            views = _by_request_id(read_since(served.trace_dir, 0))
             if wanted <= views.keys() and all(views[one].call is not None for one in wanted):
                 return Case(sent, dict(zip(sent, statuses, strict=True)), views)
             assert time.monotonic() < deadline, wanted - views.keys()

@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, expect
 from tests.browser import headless_browser, watched_page
 from tests.conftest import MakeTinyModel
 from tests.serving import Served, serve, stream
+from tests.stored_requests import read_request
 from tests.ttft_load import FLAGS, MODEL
 from traces import names
-from traces.request_view import read_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -16,10 +16,11 @@ import pytest
 
 from tests.conftest import MakeTinyModel
 from tests.serving import Served, post, serve, stream
+from tests.stored_requests import read_request
 from tests.ttft_load import BLOCKS, FLAGS, GRAMMAR, MODEL, OTHERS, Planted, TtftLoad, explained
 from traces import names
 from traces.explain.explanation import explain
-from traces.request_view import RequestView, events_of, number_of, read_request
+from traces.request_view import RequestView, events_of, number_of
 
 MIN_ATTRIBUTED = 0.98
 
@@ -121,8 +122,8 @@ def test_people_get_a_waterfall(tiny_served: Served, planted: list[Planted]) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("0" * 31 + "1",), 1, "no request with trace id"),
-        (("xyz",), 2, "32 hexadecimal digits"),
+        (("0" * 31 + "1",), 1, "no request with trace or request id"),
+        (("x y",), 2, "32 hexadecimal digits"),
         (("--since", "soon"), 2, "an age such as"),
         (("--slowest", "0"), 2, "at least 1"),
         (("0" * 32, "--since", "1m"), 2, "for many"),

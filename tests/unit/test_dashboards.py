@@ -136,6 +136,14 @@ def test_alerts_have_what_people_need() -> None:
         assert set(re.findall(r"\$labels\.(\w+)", said)) <= kept, rule["alert"]
 
 
+def test_probes_are_no_answers_that_fail() -> None:
+    """A facade whose engines load answers them with 503; and they would thin out what fails."""
+    for rule in rules():
+        answers = re.findall(r"http_server_answers_total(\{[^}]*\})?", rule["expr"])
+        for selected in answers:
+            assert 'http_route!~"/healthz|/readyz|/metrics"' in selected, rule["alert"]
+
+
 def test_panels_have_titles_of_their_own_and_do_not_overlap() -> None:
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
-from traces import clock, names, propagation
+from traces import clock, file_store, names, propagation
 from traces.file_store import FileSpanExporter, StoreLimits
 from traces.setup import configure_tracing, trace_directory
 from traces.stored_spans import read_spans
@@ -92,14 +94,59 @@ def test_files_rotate_by_size_and_the_oldest_go(tmp_path: Path, make_tracer: Mak
     assert "span 39" in {span["name"] for span in read_spans(tmp_path)}
 
 
-def test_files_past_the_age_limit_are_removed(tmp_path: Path, make_tracer: MakeTracer) -> None:
-    old = tmp_path / "engine-1.jsonl"
-    old.write_text("{}\n")
+def test_files_past_the_age_limit_are_removed_but_those_of_others(
+    tmp_path: Path, make_tracer: MakeTracer
+) -> None:
+    ours, theirs = tmp_path / "engine-1.jsonl", tmp_path / "train-00001.jsonl"
+    ours.write_text('{"trace_id": "1"}\n')
+    theirs.write_text('{"text": "a data set"}\n')
     stamp = time.time() - 10_000
-    os.utime(old, (stamp, stamp))
-    tracer = make_tracer(FileSpanExporter(tmp_path, "facade", StoreLimits(max_age_seconds=5_000)))
-    tracer.start_span("new").end()
-    assert not old.exists()
+    for path in (ours, theirs):
+        os.utime(path, (stamp, stamp))
+    limits = StoreLimits(max_age_seconds=5_000, max_files=1)
+    make_tracer(FileSpanExporter(tmp_path, "facade", limits)).start_span("new").end()
+    assert theirs.exists() and not ours.exists()
+
+
+def test_a_store_that_is_emptied_meanwhile_fills_again(
+    tmp_path: Path, make_tracer: MakeTracer
+) -> None:
+    tracer = make_tracer(FileSpanExporter(tmp_path, "facade"))
+    tracer.start_span("before").end()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tracer.start_span("after").end()
+    assert [span["name"] for span in read_spans(tmp_path)] == ["after"]
+
+
+def test_processes_of_one_pid_lose_no_file_to_each_other(
+    tmp_path: Path, make_tracer: MakeTracer
+) -> None:
+    """As in containers, where a process often has the pid of the one before it, or beside it."""
+    limits = StoreLimits(file_bytes=1_000, max_files=1_000)
+    tracers = [make_tracer(FileSpanExporter(tmp_path, "engine", limits)) for _ in range(2)]
+    for number, turn in enumerate([0] * 20 + [1] * 20 + [0, 1] * 20):
+        tracers[turn].start_span(f"span {number}").end()
+    stored = sorted(int(span["name"].split()[1]) for span in read_spans(tmp_path))
+    assert stored == list(range(80))
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, make_tracer: MakeTracer) -> None:
+    (tmp_path / f"engine-{os.getpid()}.jsonl").write_text('{"trace_id": "torn')
+    make_tracer(FileSpanExporter(tmp_path, "engine")).start_span("whole").end()
+    assert [span["name"] for span in read_spans(tmp_path)] == ["whole"]
+
+
+def test_a_write_that_takes_only_a_part_is_gone_on_with(
+    tmp_path: Path, make_tracer: MakeTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reluctant(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:100])
+
+    monkeypatch.setattr(file_store, "FileIO", Reluctant)
+    make_tracer(FileSpanExporter(tmp_path, "engine")).start_span("whole").end()
+    assert [span["name"] for span in read_spans(tmp_path)] == ["whole"]
 
 
 def test_a_vanished_directory_loses_spans_and_nothing_else(tmp_path: Path) -> None:

@@ -3,190 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 
 import pytest
 
+from tests.trace_samples import MS, A, B, C, chunk, event, request, span
 from traces import names
 from traces.explain.causes import KINDS, causes_of, kind_of
 from traces.explain.explanation import Explanation, as_json, explain
 from traces.explain.parts import WAIT_PREFIX
 from traces.explain.ranking import percentiles, rank, ranking_text
 from traces.explain.waterfall import rows_of, waterfall
-from traces.request_view import join, read_alike, read_request
-from traces.stored_spans import AttributeValue, StoredEvent, StoredLink, StoredSpan
-
-MS = 1_000_000
-_ids = itertools.count(1)
-
-
-def span(
-    trace_id: str,
-    name: str,
-    start_ms: float,
-    end_ms: float,
-    *,
-    parent: str = "",
-    kind: str = "INTERNAL",
-    attributes: dict[str, AttributeValue] | None = None,
-    events: list[StoredEvent] | None = None,
-    links: list[StoredLink] | None = None,
-) -> StoredSpan:
-    return StoredSpan(
-        trace_id=trace_id,
-        span_id=f"{next(_ids):016x}",
-        parent_span_id=parent,
-        name=name,
-        kind=kind,
-        start_unix_ns=round(start_ms * MS),
-        end_unix_ns=round(end_ms * MS),
-        attributes=attributes or {},
-        events=events or [],
-        links=links or [],
-        status={"code": "UNSET", "message": ""},
-        service="",
-        pid=1,
-    )
-
-
-def event(name: str, at_ms: float, **attributes: AttributeValue) -> StoredEvent:
-    return StoredEvent(name=name, unix_ns=round(at_ms * MS), attributes=attributes)
-
-
-def wait(reason: str, start_ms: float, end_ms: float) -> StoredEvent:
-    duration_us = round((end_ms - start_ms) * 1000)
-    return StoredEvent(
-        name=names.EVENT_WAIT,
-        unix_ns=round(start_ms * MS),
-        attributes={names.WAIT_REASON: reason, names.WAIT_DURATION_US: duration_us},
-    )
-
-
-def chunk(step_id: int, start_ms: float, end_ms: float, tokens: int, of: int) -> StoredEvent:
-    return StoredEvent(
-        name=names.EVENT_PREFILL_CHUNK,
-        unix_ns=round(end_ms * MS),
-        attributes={
-            names.STEP_ID: step_id,
-            names.CHUNK_TOKENS: tokens,
-            names.CHUNK_STEP_TOKENS: of,
-            names.CHUNK_SCHEDULE_US: 0,
-            names.CHUNK_DURATION_US: round((end_ms - start_ms) * 1000),
-        },
-    )
-
-
-def request(
-    trace_id: str,
-    *,
-    at_ms: float = 0.0,
-    reason: str = "no_blocks",
-    waits_ms: float = 60.0,
-    engine_clock_ms: float = 0.0,
-    hashes: list[str] | None = None,
-    salt: str = "s",
-    cached_tokens: int = 0,
-) -> list[StoredSpan]:
-    """Arrives, 10 ms in the facade, 2 out, 1 admitted, waits, 20 in its only step, 3 back, 4 to
-    write; half of the step is another's."""
-    start = at_ms
-    facade = span(
-        trace_id,
-        "POST /v1/completions",
-        start,
-        start + 200 + waits_ms,
-        kind="SERVER",
-        attributes={names.GEN_AI_OPERATION_NAME: "text_completion"},
-    )
-    inside = facade["span_id"]
-    read = span(trace_id, names.SPAN_READ_BODY, start, start + 4, parent=inside)
-    tokenize = span(trace_id, names.SPAN_TOKENIZE, start + 4, start + 10, parent=inside)
-    sent = start + 10
-    received = sent + 2 + 1 + waits_ms + 20 + 3
-    client = span(
-        trace_id,
-        "firsttoken.v1.Engine/Generate",
-        sent,
-        received + 100,
-        kind="CLIENT",
-        attributes={names.RPC_METHOD: "Generate"},
-        events=[event(names.EVENT_FIRST_TOKEN_RECEIVED, received)],
-        parent=inside,
-    )
-    write = span(trace_id, names.SPAN_FIRST_WRITE, received, received + 4, parent=inside)
-    facade["events"] = [
-        event(names.EVENT_PREPARED, sent),
-        event(names.EVENT_FIRST_BYTE_WRITTEN, received + 4),
-    ]
-    came = sent + 2 + engine_clock_ms
-    server = span(
-        trace_id,
-        "firsttoken.v1.Engine/Generate",
-        came,
-        came + 200,
-        kind="SERVER",
-        parent=client["span_id"],
-        attributes={
-            names.RPC_METHOD: "Generate",
-            names.REQUEST_ID: f"request of {trace_id}",
-            names.PROMPT_TOKENS: 100,
-            names.PREFIX_HASHES: hashes or [],
-            names.PREFIX_SALT: salt,
-        },
-    )
-    below = server["span_id"]
-    queued, scheduled = came + 1, came + 1 + waits_ms
-    step = span(
-        f"step-{trace_id}",
-        names.SPAN_STEP,
-        scheduled,
-        scheduled + 20,
-        attributes={
-            names.STEP_ID: 7,
-            names.STEP_TOKENS: 128,
-            names.STEP_SHARE_REQUESTS: [f"request of {trace_id}", "neighbour"],
-            names.STEP_SHARE_TRACES: [trace_id, "n" * 32],
-            names.STEP_SHARE_TOKENS: [64, 64],
-            names.STEP_SHARE_PREFILL: [True, True],
-        },
-    )
-    link = StoredLink(trace_id=step["trace_id"], span_id=step["span_id"])
-    return [
-        facade,
-        read,
-        tokenize,
-        client,
-        write,
-        server,
-        step,
-        span(trace_id, names.SPAN_ADMIT, came, queued, parent=below),
-        span(
-            trace_id,
-            names.SPAN_QUEUE,
-            queued,
-            scheduled,
-            events=[wait(reason, queued, scheduled)],
-            parent=below,
-        ),
-        span(
-            trace_id,
-            names.SPAN_PREFILL,
-            scheduled,
-            scheduled + 20,
-            attributes={names.CACHED_TOKENS: cached_tokens},
-            events=[
-                chunk(7, scheduled, scheduled + 20, 64, of=128),
-                event(names.EVENT_FIRST_TOKEN, scheduled + 20),
-            ],
-            links=[link],
-            parent=below,
-        ),
-        span(trace_id, names.SPAN_DELIVER, scheduled + 20, scheduled + 20, parent=below),
-    ]
-
-
-A, B, C = (digit * 32 for digit in "abc")
+from traces.request_view import join
+from traces.stored_spans import AttributeValue, StoredSpan
 
 
 def explained(spans: list[StoredSpan], trace_id: str = A) -> Explanation:
@@ -406,21 +234,189 @@ def test_every_kind_has_words_and_every_wait_a_kind() -> None:
     assert causes_of([]) == []
 
 
-def test_of_a_store_only_what_begins_alike_is_read(tmp_path: Path) -> None:
-    spans = request(A, hashes=HASHES) + request(B, at_ms=1_000, hashes=HASHES, salt="other")
-    spans += request(C, at_ms=500, hashes=["else"])
-    lines = [json.dumps(one) for one in spans]
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"trace_id": "torn']))
-    view = read_request(tmp_path, B)
-    assert view is not None
-    alike = read_alike(tmp_path, view)
-    assert [other.trace_id for other in alike] == [A]
-    said = explain(view, alike)
-    assert said.prefix is not None and said.prefix.missed == "salt"
-    first = read_request(tmp_path, A)
-    assert first is not None and read_alike(tmp_path, first) == []
-
-
-def test_nothing_of_a_trace_is_nothing(tmp_path: Path) -> None:
-    assert read_request(tmp_path, A) is None
+def test_nothing_of_a_trace_is_nothing() -> None:
     assert join([span(A, "render", 0, 1)]) == []
+
+
+def test_the_turns_of_one_trace_are_requests_of_their_own() -> None:
+    """An agent's: two at once, and one later."""
+    turns = [
+        request(A, at_ms=0, waits_ms=60),
+        request(A, at_ms=5, waits_ms=600, reason="grammar"),
+        request(A, at_ms=1_000, waits_ms=80, reason="no_slot"),
+    ]
+    agent = span(A, "agent", -10, 3_000)
+    for turn in turns:
+        turn[0]["parent_span_id"] = agent["span_id"]
+    views = join([agent, *itertools.chain(*turns)])
+    explained_turns = [explain(view, views) for view in views]
+    tops = [one.top.kind.name for one in explained_turns if one.top]
+    assert tops == ["no_blocks", "grammar", "no_slot"]
+    times = [one.ttft_seconds for one in explained_turns]
+    assert times == pytest.approx([0.100, 0.640, 0.120])
+    for one, turn in zip(explained_turns, turns, strict=True):
+        assert one.attributed_share == pytest.approx(1.0)
+        of_turn = {s["span_id"] for s in turn if s["name"] != names.SPAN_STEP}
+        assert {s["span_id"] for s in one.view.spans} == of_turn
+
+
+def test_direct_calls_of_one_trace_are_requests_of_their_own() -> None:
+    spans = []
+    for number, at_ms in enumerate((0, 1_000)):
+        caller, server, *stages = _direct_call(at_ms, request_id=f"client-{number}")
+        spans += [caller, server, *stages]
+    refused, elsewhere, *_ = _direct_call(990, request_id="client-1")
+    refused["events"] = []
+    spans[5]["attributes"][names.REQUEST_ID] = "client-1-r2"
+    views = join([*spans, refused, elsewhere])
+    assert [view.call and view.call.client for view in views] == [spans[0], spans[5]]
+    assert [len(view.spans) for view in views] == [5, 7]
+    said = explain(views[1])
+    assert seconds(said)["retries"] == pytest.approx(0.010)
+    assert said.ttft_seconds == pytest.approx(0.096)  # of the first attempt, too
+
+
+def _direct_call(at_ms: float, *, request_id: str) -> list[StoredSpan]:
+    """CLIENT, SERVER, admit, prefill, deliver."""
+    whole = request(A, at_ms=at_ms)
+    caller = next(one for one in whole if one["kind"] == "CLIENT")
+    caller["parent_span_id"] = ""
+    caller["attributes"][names.REQUEST_ID] = request_id
+    server = next(one for one in whole if one["name"] == caller["name"] and one is not caller)
+    server["attributes"][names.REQUEST_ID] = request_id
+    wanted = (names.SPAN_ADMIT, names.SPAN_PREFILL, names.SPAN_DELIVER)
+    return [caller, server, *(one for one in whole if one["name"] in wanted)]
+
+
+def test_another_prompt_of_the_same_request_is_no_earlier_attempt() -> None:
+    spans = request(A)
+    client = next(one for one in spans if one["kind"] == "CLIENT")
+    client["attributes"][names.REQUEST_ID] = "cmpl-1-1"
+    sibling = span(
+        A,
+        client["name"],
+        8,
+        200,
+        kind="CLIENT",
+        parent=spans[0]["span_id"],
+        attributes={names.RPC_METHOD: "Generate", names.REQUEST_ID: "cmpl-1-0"},
+    )
+    assert "retries" not in seconds(explained([*spans, sibling]))
+    earlier = {**sibling, "attributes": {**client["attributes"], names.REQUEST_ID: "cmpl-1-1"}}
+    client["attributes"][names.REQUEST_ID] = "cmpl-1-1-r2"
+    said = explained([*spans, StoredSpan(**earlier)])  # type: ignore[typeddict-item]
+    assert seconds(said)["retries"] == pytest.approx(0.002)
+
+
+def test_what_outlives_its_request_is_cut_off() -> None:
+    """The caller left while a step ran: it ends later, and so does the span of its prefill."""
+    spans = [s for s in request(A) if s["name"] not in (names.SPAN_FIRST_WRITE, names.SPAN_DELIVER)]
+    facade = spans[0]
+    facade["events"], facade["end_unix_ns"] = facade["events"][:1], 80 * MS
+    client = next(one for one in spans if one["kind"] == "CLIENT")
+    client["events"], client["end_unix_ns"] = [], 80 * MS
+    prefill = next(one for one in spans if one["name"] == names.SPAN_PREFILL)
+    prefill["events"] = prefill["events"][:1]
+    said = explained(spans)
+    assert said.ttft_seconds is None
+    assert said.total_seconds == pytest.approx(0.080)
+    assert max(part.end_ns for part in said.parts) == 80 * MS
+    assert sum(part.seconds for part in said.parts) == pytest.approx(0.080)
+    assert seconds(said)["prefill"] == pytest.approx(0.0035)
+
+
+def test_a_refusal_is_time_of_the_engine() -> None:
+    spans = [one for one in request(A) if one["kind"] in ("SERVER", "CLIENT")]
+    facade, client, server = spans
+    facade["events"], facade["end_unix_ns"] = facade["events"][:1], 26 * MS
+    client["events"], client["end_unix_ns"] = [], 25 * MS
+    server["end_unix_ns"] = 24 * MS
+    server["attributes"][names.ERROR_TYPE] = "QUEUE_FULL"
+    said = explained(spans)
+    assert seconds(said) == pytest.approx({"network": 0.003, "admit": 0.012})
+    assert said.unattributed_seconds == pytest.approx(0.011)  # no stage of the facade is there
+    assert said.top is not None and said.top.kind.name == "engine_bookkeeping"
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_advised"), [("client_gone", True), ("queue_full", False), ("", False)]
+)
+def test_what_failed_is_not_told_to_be_faster(ending: str, is_advised: bool) -> None:
+    spans = request(A)
+    spans[0]["events"] = spans[0]["events"][:1]
+    spans[0]["attributes"][names.ERROR_TYPE] = ending
+    said = explained(spans)
+    assert said.ttft_seconds is None and bool(said.advice()) is is_advised
+    assert f"no first token, {ending or 'ended'} after" in waterfall(said)
+
+
+@pytest.mark.parametrize("had_first_token", [False, True])
+def test_what_died_with_the_core_is_told_as_such(had_first_token: bool) -> None:
+    told = (names.SPAN_QUEUE, names.SPAN_PREFILL)
+    spans = [one for one in request(A) if one["name"] not in told]
+    server = next(s for s in spans if s["kind"] == "SERVER" and "/v1/" not in s["name"])
+    server["attributes"][names.ERROR_TYPE] = "ENGINE_UNAVAILABLE"
+    if not had_first_token:
+        late = (names.SPAN_DELIVER, names.SPAN_FIRST_WRITE)
+        spans = [one for one in spans if one["name"] not in late]
+        facade, client = spans[0], next(s for s in spans if s["kind"] == "CLIENT")
+        facade["events"], client["events"] = facade["events"][:1], []
+        facade["end_unix_ns"] = client["end_unix_ns"] = server["end_unix_ns"] = 93 * MS
+    said = explained(spans)
+    assert (said.ttft_seconds is not None) is had_first_token
+    assert seconds(said)["lost"] == pytest.approx(0.080)
+    assert said.attributed_share == pytest.approx(1.0)
+    assert said.top is not None and said.top.kind.name == "core_died"
+
+
+def test_an_engine_whose_spans_are_elsewhere_is_told_as_such() -> None:
+    facade, *others = request(A)
+    here = [facade, *(s for s in others if s["parent_span_id"] == facade["span_id"])]
+    slower = span(
+        A,
+        "firsttoken.v1.Engine/Generate",
+        9,
+        200,
+        kind="CLIENT",
+        parent=facade["span_id"],
+        attributes={names.RPC_METHOD: "Generate", names.REQUEST_ID: "another prompt's"},
+        events=[event(names.EVENT_FIRST_TOKEN_RECEIVED, 190)],
+    )
+    said = explained([*here, slower])
+    assert said.ttft_seconds == pytest.approx(0.100)
+    assert seconds(said)["engine"] == pytest.approx(0.086)
+    assert said.attributed_share == pytest.approx(1.0)
+    assert said.top is not None and said.top.kind.name == "engine_unseen"
+
+
+def test_a_body_that_comes_slowly_is_no_work_of_the_facade() -> None:
+    spans = request(A, waits_ms=1)
+    for one in spans:
+        one["start_unix_ns"] += 500 * MS if one["name"] != names.SPAN_READ_BODY else 0
+        one["end_unix_ns"] += 500 * MS
+        for at in one["events"]:
+            at["unix_ns"] += 500 * MS
+    spans[0]["start_unix_ns"] = 0
+    said = explained(spans)
+    assert said.top is not None and said.top.kind.name == "upload"
+    assert said.attributed_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("cached_tokens", "advice"), [(96, "a faster machine"), (64, "a shorter prompt")]
+)
+def test_who_has_all_in_the_cache_is_not_told_to_cache(cached_tokens: int, advice: str) -> None:
+    spans = request(A, waits_ms=0, cached_tokens=cached_tokens)
+    prefill = next(one for one in spans if one["name"] == names.SPAN_PREFILL)
+    prefill["events"][0]["attributes"][names.CHUNK_STEP_TOKENS] = 64
+    said = explained(spans)
+    assert said.top is not None and said.top.kind.name == "prefill"
+    assert said.advice().startswith(advice)
+
+
+def test_a_neighbour_of_the_same_trace_is_told_as_such() -> None:
+    spans = request(A, reason="no_budget")
+    step = next(one for one in spans if one["name"] == names.SPAN_STEP)
+    assert f"(trace {'n' * 32})" in explained(spans).sentence()
+    step["attributes"][names.STEP_SHARE_TRACES] = [A, A]
+    assert "request neighbour of the same trace" in explained(spans).sentence()

@@ -56,15 +56,21 @@ PREFILL: Final = Kind(
     "computing its own prompt",
     "a shorter prompt, or one whose beginning is cached (see what is said of its prefix)",
 )
+UPLOAD: Final = Kind(
+    "upload",
+    "the way of the request's body from its caller, and the reading of it",
+    "a caller that is nearer, or sends less; --workers, if many large requests come at once",
+)
 FACADE: Final = Kind(
     "facade",
-    "reading, checking, templating and tokenizing the request",
+    "checking, templating and tokenizing the request",
     "--workers, if many requests come at once; else a shorter prompt",
 )
 HOLD_BACK: Final = Kind(
     "hold_back",
     "tokens that made no text yet: parts of a character, of a stop string, of a call or a thought",
-    "stop strings that begin with rarer text; or none",
+    "stop strings that begin with rarer text, or none; shorter names of tools, as a call is shown"
+    " from its arguments on; include_reasoning, as a thought that is left out takes its time",
 )
 WRITING: Final = Kind("writing", "writing the first bytes", "a client that reads faster; --workers")
 NETWORK: Final = Kind(
@@ -77,6 +83,17 @@ RETRIES: Final = Kind(
     "engines that refused it or were lost",
     "more engines, or longer queues (--max-num-queued-reqs)",
 )
+LOST: Final = Kind(
+    "core_died",
+    "an engine's core that died, and with it what it knew of this time",
+    "the engine's log, which says why",
+)
+UNSEEN: Final = Kind(
+    "engine_unseen",
+    "an engine whose spans are not in this store: it died, or writes them elsewhere",
+    "`firsttoken ttft` where the engine's store is (--trace-dir), or one collector for both"
+    " (--otlp-traces-endpoint)",
+)
 ENGINE: Final = Kind(
     "engine_bookkeeping",
     "the engine's own bookkeeping",
@@ -84,12 +101,12 @@ ENGINE: Final = Kind(
 )
 
 KINDS: Final = (
-    *(OTHERS, NO_BLOCKS, NO_SLOT, FAIR_SHARE, GRAMMAR, PREFIX, PREFILL, FACADE, HOLD_BACK),
-    *(WRITING, NETWORK, RETRIES, ENGINE),
+    *(OTHERS, NO_BLOCKS, NO_SLOT, FAIR_SHARE, GRAMMAR, PREFIX, PREFILL, UPLOAD, FACADE, HOLD_BACK),
+    *(WRITING, NETWORK, RETRIES, LOST, UNSEEN, ENGINE),
 )
 
 _KIND_OF_PART: Final[Mapping[str, Kind]] = {
-    "read_body": FACADE,
+    "read_body": UPLOAD,
     "parse": FACADE,
     "plan": FACADE,
     "render": FACADE,
@@ -97,7 +114,9 @@ _KIND_OF_PART: Final[Mapping[str, Kind]] = {
     "open_call": FACADE,
     "retries": RETRIES,
     "network": NETWORK,
+    "engine": UNSEEN,
     "admit": ENGINE,
+    "lost": LOST,
     f"{WAIT_PREFIX}running_step": OTHERS,
     f"{WAIT_PREFIX}to_core": ENGINE,
     f"{WAIT_PREFIX}not_seen": ENGINE,

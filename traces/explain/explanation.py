@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from traces import names
 from traces.explain.causes import OTHERS, PREFILL, Cause, causes_of, kind_of
 from traces.explain.neighbours import Neighbour, neighbours_of
 from traces.explain.parts import Part, parts_of
 from traces.explain.prefix_reuse import PrefixReuse, prefix_reuse
-from traces.request_view import RequestView
+from traces.request_view import RequestView, text_of
 
 _MISSED: Final = {
     "salt": "had been computed for {trace}, under another cache_salt or tenant, which may not"
@@ -20,6 +21,10 @@ _MISSED: Final = {
     "template": "begins with the same message as {trace}, but the template, its arguments or the"
     " tools put something else before it or into it: what changes belongs at the end",
 }
+
+
+# Somebody had no more time for it.
+_TOO_LATE: Final = ("client_gone", "deadline_exceeded", "CANCELLED", "DEADLINE_EXCEEDED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class Explanation:
         return 1.0 - self.unattributed_seconds / self.total_seconds
 
     @property
+    def ending(self) -> str:
+        """What it ended with, if that was an error; else empty."""
+        root = self.view.root
+        return root["status"]["message"] or text_of(root, names.ERROR_TYPE)
+
+    @property
     def top(self) -> Cause | None:
         return self.causes[0] if self.causes else None
 
@@ -53,15 +64,19 @@ class Explanation:
         text = f"{what} {self.top.kind.says}"
         if self.top.kind is OTHERS and self.neighbours:
             first = self.neighbours[0]
-            text += f", most to {_name(first)} ({_tokens(first)})"
+            text += f", most to {_name(first, self.view)} ({_tokens(first)})"
         return text + "."
 
     def advice(self) -> str:
-        """The knob that would have helped, and what is known of the prefix."""
-        if self.top is None:
+        """The knob that would have helped, and what is known of the prefix; empty for what failed,
+        however long it took."""
+        if self.top is None or (self.ttft_seconds is None and self.ending not in _TOO_LATE):
             return ""
-        if self.top.kind is PREFILL and self.prefix is not None and self.prefix.missed:
-            return self.prefix_text()
+        if self.top.kind is PREFILL and self.prefix is not None:
+            if self.prefix.missed:
+                return self.prefix_text()
+            if self.prefix.is_cached:
+                return "a faster machine: of its prompt only the last tokens were not cached"
         return self.top.kind.knob
 
     def prefix_text(self) -> str:
@@ -111,6 +126,7 @@ def as_json(explanation: Explanation, *, max_neighbours: int = 50) -> dict[str, 
     neighbours = explanation.neighbours
     return {
         "trace_id": explanation.view.trace_id,
+        "request_id": explanation.view.request_id,
         "ttft_seconds": explanation.ttft_seconds,
         "total_seconds": explanation.total_seconds,
         "attributed_share": explanation.attributed_share,
@@ -167,7 +183,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
-def _name(neighbour: Neighbour) -> str:
+def _name(neighbour: Neighbour, view: RequestView) -> str:
+    if neighbour.trace_id == view.trace_id:  # another prompt of it, or of the same trace
+        return f"request {neighbour.request_id} of the same trace"
     trace = f" (trace {neighbour.trace_id})" if neighbour.trace_id else ""
     return f"request {neighbour.request_id}{trace}"
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from traces import names
 from traces.request_view import (
@@ -23,6 +24,7 @@ from traces.request_view import (
     RequestView,
     event_ns,
     events_of,
+    is_lost,
     number_of,
     received_ns,
     text_of,
@@ -47,41 +49,66 @@ def parts_of(view: RequestView) -> list[Part]:
     origin_ns = view.root["start_unix_ns"]
     end_ns = view.first_token_unix_ns or view.root["end_unix_ns"]
     parts = [
-        Part(
-            name,
-            start - origin_ns,
-            end - origin_ns,
-            (end - start) * 1e-9 if seconds is None else seconds,
-            detail,
-        )
-        for name, start, end, seconds, detail in _raw_parts(view)
-        if end > start and start < end_ns
+        _part(raw, origin_ns, end_ns)
+        for raw in _raw_parts(view)
+        if raw.start < raw.end and raw.start < end_ns
     ]
     return sorted(parts, key=lambda part: (part.start_ns, part.end_ns))
 
 
-# (name, start, end in unix nanoseconds, seconds where they are not all of it, detail)
-_Raw = tuple[str, int, int, float | None, str]
+class _Raw(NamedTuple):
+    name: str
+    start: int  # unix nanoseconds
+    end: int
+    seconds: float | None = None  # where they are not all of it
+    detail: str = ""
+
+
+def _part(raw: _Raw, origin_ns: int, end_ns: int) -> Part:
+    """What lies behind the end is cut off: a step may outlive its request."""
+    seconds = (raw.end - raw.start) * 1e-9 if raw.seconds is None else raw.seconds
+    end = min(raw.end, end_ns)
+    seconds *= (end - raw.start) / (raw.end - raw.start)
+    return Part(raw.name, raw.start - origin_ns, end - origin_ns, seconds, raw.detail)
 
 
 def _raw_parts(view: RequestView) -> Iterator[_Raw]:
     if view.facade is not None:
         yield from _before_the_call(view, view.facade)
-    call = view.call
-    if call is None:
-        return
+    if view.first_client is not None and view.client is not None:
+        # attempts at this call that were refused or lost, and the pauses between
+        first_ns, last_ns = view.first_client["start_unix_ns"], view.client["start_unix_ns"]
+        yield _Raw("retries", first_ns, last_ns, detail="earlier attempts")
+    received = _received(view)
+    if view.call is not None:
+        yield from _the_call(view.call, received)
+    elif view.client is not None:
+        end_ns = view.client["end_unix_ns"] if received is None else received
+        yield _Raw("engine", view.client["start_unix_ns"], end_ns, detail="and the way to it")
+    if view.facade is not None and received is not None:
+        yield from _after_the_call(view, view.facade, received)
+
+
+def _received(view: RequestView) -> int | None:
+    """When the first token came from the engine."""
+    if view.call is not None:
+        return received_ns(view.call)
+    return None if view.client is None else event_ns(view.client, names.EVENT_FIRST_TOKEN_RECEIVED)
+
+
+def _the_call(call: EngineCall, received: int | None) -> Iterator[_Raw]:
     shift_ns = 0
-    received = received_ns(call)
     if call.client is not None:
         shift_ns, out_ns, back_ns = _network(call)
         start_ns = call.client["start_unix_ns"]
-        yield "network", start_ns, start_ns + out_ns, None, "to the engine"
-        if received is not None:
-            yield "network", received - back_ns, received, None, "from the engine"
-    for name, start, end, seconds, detail in _engine_parts(call):
-        yield name, start + shift_ns, end + shift_ns, seconds, detail
-    if view.facade is not None and received is not None:
-        yield from _after_the_call(view, view.facade, received)
+        yield _Raw("network", start_ns, start_ns + out_ns, detail="to the engine")
+        if received is None:  # a refusal, or an end that the engine told
+            back = call.server["end_unix_ns"] + shift_ns, call.client["end_unix_ns"]
+        else:
+            back = received - back_ns, received
+        yield _Raw("network", *back, detail="from the engine")
+    for raw in _engine_parts(call):
+        yield raw._replace(start=raw.start + shift_ns, end=raw.end + shift_ns)
 
 
 # ---------------------------------------------------------------- the facade
@@ -99,24 +126,19 @@ def _before_the_call(view: RequestView, facade: StoredSpan) -> Iterator[_Raw]:
             start = span["start_unix_ns"]
             if name == names.SPAN_PLAN and names.SPAN_PARSE in view.facade_stages:
                 start = view.facade_stages[names.SPAN_PARSE]["end_unix_ns"]  # the model is found
-            yield name, start, span["end_unix_ns"], None, ""
+            yield _Raw(name, start, span["end_unix_ns"])
     prepared = event_ns(facade, names.EVENT_PREPARED)
-    if view.first_client is None or prepared is None:
-        return
-    first_ns = view.first_client["start_unix_ns"]
-    yield "open_call", prepared, first_ns, None, ""
-    if view.call is not None and view.call.client is not None:
-        # attempts that were refused or lost, and the pauses between
-        yield "retries", first_ns, view.call.client["start_unix_ns"], None, "earlier attempts"
+    if view.first_client is not None and prepared is not None:
+        yield _Raw("open_call", prepared, view.first_client["start_unix_ns"])
 
 
 def _after_the_call(view: RequestView, facade: StoredSpan, received: int) -> Iterator[_Raw]:
     write = view.facade_stages.get(names.SPAN_FIRST_WRITE)
     if write is not None:
-        yield "first_text", received, write["start_unix_ns"], None, ""
-        yield "first_write", write["start_unix_ns"], write["end_unix_ns"], None, ""
+        yield _Raw("first_text", received, write["start_unix_ns"])
+        yield _Raw("first_write", write["start_unix_ns"], write["end_unix_ns"])
     elif (text_ns := event_ns(facade, names.EVENT_FIRST_TEXT)) is not None:
-        yield "first_text", received, text_ns, None, ""
+        yield _Raw("first_text", received, text_ns)
 
 
 # ---------------------------------------------------------------- the network
@@ -131,7 +153,9 @@ def _network(call: EngineCall) -> tuple[int, int, int]:
     deliver = call.stages.get(names.SPAN_DELIVER)
     received = received_ns(call)
     if deliver is None or received is None:
-        return 0, max(server_start - client_start, 0), 0
+        if client_start <= server_start <= call.client["end_unix_ns"]:
+            return 0, server_start - client_start, 0
+        return client_start - server_start, 0, 0
     out, back = server_start - client_start, received - _written(deliver, received)
     if out >= 0 and back >= 0:
         return 0, out, back
@@ -143,12 +167,19 @@ def _network(call: EngineCall) -> tuple[int, int, int]:
 
 
 def _engine_parts(call: EngineCall) -> Iterator[_Raw]:
+    server = call.server
+    admit, deliver = call.stages.get(names.SPAN_ADMIT), call.stages.get(names.SPAN_DELIVER)
+    if admit is None and text_of(server, names.ERROR_TYPE):
+        yield _Raw("admit", server["start_unix_ns"], server["end_unix_ns"], detail="refused")
+    elif admit is not None and is_lost(call):
+        end = server["end_unix_ns"] if deliver is None else deliver["start_unix_ns"]
+        yield _Raw("lost", admit["end_unix_ns"], end, detail="in the core, which died")
     for name in (names.SPAN_ADMIT, names.SPAN_QUEUE, names.SPAN_PREFILL, names.SPAN_DELIVER):
         span = call.stages.get(name)
         if span is None:
             continue
         if name == names.SPAN_ADMIT:
-            yield "admit", span["start_unix_ns"], span["end_unix_ns"], None, ""
+            yield _Raw("admit", span["start_unix_ns"], span["end_unix_ns"])
         elif name == names.SPAN_DELIVER:
             yield from _delivery(span, _written(span, received_ns(call)))
         else:
@@ -169,31 +200,31 @@ def _computing(span: StoredSpan) -> Iterator[_Raw]:
     for event in sorted(events, key=_start_of):
         start = _start_of(event)
         if start > cursor and span["name"] == names.SPAN_PREFILL:
-            yield "between_steps", cursor, start, None, ""
+            yield _Raw("between_steps", cursor, start)
         if event["name"] == names.EVENT_WAIT:
             cursor = start + number_of(event, names.WAIT_DURATION_US) * _US
-            yield WAIT_PREFIX + text_of(event, names.WAIT_REASON), start, cursor, None, ""
+            yield _Raw(WAIT_PREFIX + text_of(event, names.WAIT_REASON), start, cursor)
         else:
             cursor = event["unix_ns"]
             yield from _chunk(event)
     end = span["end_unix_ns"]
     if span["name"] == names.SPAN_PREFILL and not events_of(span, names.EVENT_FIRST_TOKEN):
-        yield "abandoned", cursor, end, None, "a step that was under way when it ended"
+        yield _Raw("abandoned", cursor, end, detail="a step that was under way when it ended")
 
 
 def _chunk(event: StoredEvent) -> Iterator[_Raw]:
     end = event["unix_ns"]
     start = end - number_of(event, names.CHUNK_DURATION_US) * _US
-    yield "schedule", start - number_of(event, names.CHUNK_SCHEDULE_US) * _US, start, None, ""
+    yield _Raw("schedule", start - number_of(event, names.CHUNK_SCHEDULE_US) * _US, start)
     tokens = number_of(event, names.CHUNK_TOKENS)
     step_tokens = max(number_of(event, names.CHUNK_STEP_TOKENS), tokens, 1)
     own_seconds = (end - start) * 1e-9 * tokens / step_tokens
     step = f"step {number_of(event, names.STEP_ID)}"
-    yield "prefill", start, end, own_seconds, f"{step}: {tokens} of {step_tokens} tokens"
+    yield _Raw("prefill", start, end, own_seconds, f"{step}: {tokens} of {step_tokens} tokens")
     if step_tokens > tokens:
         others_seconds = (end - start) * 1e-9 - own_seconds
         detail = f"{step}: {step_tokens - tokens} tokens of others"
-        yield "prefill_others", start, end, others_seconds, detail
+        yield _Raw("prefill_others", start, end, others_seconds, detail)
 
 
 def _start_of(event: StoredEvent) -> int:
@@ -207,6 +238,6 @@ def _delivery(span: StoredSpan, end: int) -> Iterator[_Raw]:
     start = span["start_unix_ns"]
     received = event_ns(span, names.EVENT_FRAME_RECEIVED) or start
     taken = event_ns(span, names.EVENT_TOKEN_TAKEN) or received
-    yield "emit", start, received, None, "the core's update, and its frame"
-    yield "wake", received, taken, None, "until the stream's reader ran"
-    yield "write", taken, end, None, ""
+    yield _Raw("emit", start, received, detail="the core's update, and its frame")
+    yield _Raw("wake", received, taken, detail="until the stream's reader ran")
+    yield _Raw("write", taken, end)

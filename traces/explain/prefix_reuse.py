@@ -30,6 +30,11 @@ class PrefixReuse:
     missed_tokens: int = 0  # at least; 0 where the template changed
     earlier_trace_id: str = ""  # whose prefix it was
 
+    @property
+    def is_cached(self) -> bool:
+        """All but what a prefix that ends within a block, or at the last token, leaves over."""
+        return self.prompt_tokens - self.cached_tokens < _SHORTEST_TOKENS <= self.cached_tokens
+
 
 def prefix_reuse(view: RequestView, others: Iterable[RequestView] = ()) -> PrefixReuse | None:
     """`others`: requests of the store, of which those that were computed before count. None: the

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from traces.explain.causes import KINDS, OTHERS, Kind
 from traces.explain.explanation import Explanation, as_json, explain
+from traces.request_reader import Alike, SlowestRequests
 from traces.request_view import RequestView
 
 PERCENTILES: Final = (50, 90, 99)
@@ -34,11 +35,20 @@ class Ranking:
 def rank(views: Sequence[RequestView], slowest: int | None = None) -> Ranking:
     """Of those that had a first token; `slowest`: the causes of only so many are ranked.
 
-    `views` in the order of their beginnings.
+    `views` by start.
     """
     had = [view for view in views if view.ttft_seconds is not None]
     by_time = sorted(had, key=_ttft, reverse=True)
-    ranked = [explain(view, views) for view in by_time[:slowest]]
+    return _ranking(by_time[:slowest], Alike(views), [_ttft(view) for view in had])
+
+
+def rank_slowest(found: SlowestRequests) -> Ranking:
+    return _ranking(found.views, Alike(found.others), found.all_seconds)
+
+
+def _ranking(views: Iterable[RequestView], alike: Alike, all_seconds: Sequence[float]) -> Ranking:
+    """`views`: the slowest first; `all_seconds`: of these and of those that are not ranked."""
+    ranked = [explain(view, alike.before(view)) for view in views]
     causes = []
     for kind in KINDS:
         seconds = [_seconds(one, kind) for one in ranked]
@@ -49,8 +59,8 @@ def rank(views: Sequence[RequestView], slowest: int | None = None) -> Ranking:
     missed = Counter(one.prefix.missed for one in ranked if one.prefix and one.prefix.missed)
     return Ranking(
         explanations=ranked,
-        num_requests=len(had),
-        ttft_percentiles=percentiles([_ttft(view) for view in had]),
+        num_requests=len(all_seconds),
+        ttft_percentiles=percentiles(all_seconds),
         causes=sorted(causes, key=lambda cause: -cause.seconds),
         missed_prefixes=dict(missed),
     )
@@ -110,8 +120,10 @@ def ranking_text(ranking: Ranking) -> str:
     for why, number in sorted(ranking.missed_prefixes.items()):
         lines.append(f"{number} of them computed a prefix again that had been cached: {why}.")
     lines += ["", "the slowest"]
+    traces = Counter(one.view.trace_id for one in ranking.explanations)
     for one in ranking.explanations:
-        lines.append(f"{one.view.trace_id}  {_ms(one.total_seconds):>10}  {_first_cause(one)}")
+        name = one.view.trace_id if traces[one.view.trace_id] == 1 else one.view.request_id
+        lines.append(f"{name}  {_ms(one.total_seconds):>10}  {_first_cause(one)}")
     return "\n".join(lines)
 
 

@@ -64,9 +64,8 @@ def waterfall(explanation: Explanation) -> str:
 def _headline(explanation: Explanation) -> str:
     trace_id, share = explanation.view.trace_id, explanation.attributed_share
     if explanation.ttft_seconds is None:
-        status = explanation.view.root["status"]["message"] or "ended"
         return (
-            f"trace {trace_id}: no first token, {status} after"
+            f"trace {trace_id}: no first token, {explanation.ending or 'ended'} after"
             f" {explanation.total_seconds:.3f} s, {share:.1%} of them attributed"
         )
     return (
