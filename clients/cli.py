@@ -22,7 +22,7 @@ usage: firsttoken COMMAND [arguments]
   models                     the imported models and where they lie
   keys new                   makes an API key, and its entry for the keys file
   control flush|drain --engine HOST:PORT  forget cached prefixes, or let the engine finish and end
-  ttft [TRACE_ID]            where the time to a first token went, of one trace or of many
+  ttft [ID]                  where the time to a first token went, of one trace or of many
   bench --url URL | --grpc HOST:PORT      load a server and say how it did; compare, sweep
 
 `firsttoken COMMAND --help` lists the flags; `firsttoken --version` prints the version."""

@@ -201,13 +201,11 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-num-seqs",
         type=_whole(1),
-        default=0,
         help="samples running at once; none: 64, on a GPU 256",
     )
     add(
         "--max-num-batched-tokens",
         type=_whole(1),
-        default=0,
         help="tokens in a step; none: 128, on a GPU 2048",
     )
     add("--max-output-tokens", type=_whole(1), help="cap per sample; none: the context")
@@ -323,8 +321,8 @@ def to_config(arguments: argparse.Namespace, model_dir: Path, model_name: str) -
             enable_prefix_caching=arguments.enable_prefix_caching,
         ),
         scheduler=SchedulerConfig(
-            max_num_seqs=arguments.max_num_seqs,
-            max_num_batched_tokens=arguments.max_num_batched_tokens,
+            max_num_seqs=arguments.max_num_seqs or 0,
+            max_num_batched_tokens=arguments.max_num_batched_tokens or 0,
             max_num_queued_reqs=arguments.max_num_queued_reqs,
             max_num_queued_tokens=arguments.max_num_queued_tokens,
             max_output_tokens=arguments.max_output_tokens,

@@ -211,9 +211,10 @@ TRACE_OPERATIONS: tuple[Operation, ...] = (
         "getTrace",
         "Traces",
         "Tells where one request's time to first token went",
+        "Query: `span`, which of several requests of the trace, by its `span_id`.",
         media_types=("application/json",),
         result="What `firsttoken ttft --json` tells, with the waterfall's rows and the spans.",
-        errors=(401, 403, 404, 500),
+        errors=(400, 401, 403, 404, 500),
         is_page=True,
     ),
 )  # fmt: skip

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes .venv with every version of requirements.lock. The stamp holds a hash of what was
-# installed, so that a second run returns at once.
+# installed and where, so that a second run returns at once and a copied tree runs its own code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 stamp=.venv/installed
-wanted=$(cat requirements.lock pyproject.toml scripts/install.sh | sha256sum)
+wanted=$( (pwd && cat requirements.lock pyproject.toml scripts/install.sh) | sha256sum)
 if [ -x .venv/bin/firsttoken ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi

@@ -14,11 +14,13 @@ const CLASS_OF_CAUSE = {
   fair_share: "wait",
   grammar: "wait",
   prefix_in_flight: "wait",
+  upload: "edge",
   facade: "edge",
   hold_back: "edge",
   writing: "edge",
   network: "edge",
   retries: "edge",
+  core_died: "wait",
 };
 const LEGEND = [
   ["own", "own work, and the engine's for it"],
@@ -48,9 +50,11 @@ const percent = (share) => `${(share * 100).toFixed(1)} %`;
 const cell = (...children) => element("td", "", ...children);
 const number = (text) => element("td", "number", String(text));
 
-function traceLink(traceId, text = traceId) {
+// `spanId`: of one of the trace's requests.
+function traceLink(traceId, text, spanId = "") {
   const made = element("a", "id", text);
-  made.href = `/traces/${encodeURIComponent(traceId)}`;
+  const which = spanId ? `?span=${encodeURIComponent(spanId)}` : "";
+  made.href = `/traces/${encodeURIComponent(traceId)}${which}`;
   return made;
 }
 
@@ -106,7 +110,7 @@ function showInFilter(asked) {
 }
 
 function requestRow(row) {
-  const head = element("th", "", traceLink(row.trace_id, row.trace_id.slice(0, 16)));
+  const head = element("th", "", traceLink(row.trace_id, row.trace_id.slice(0, 16), row.span_id));
   head.scope = "row";
   head.title = row.trace_id;
   const started = element("time", "", new Date(row.started_unix_ms).toLocaleString());
@@ -117,17 +121,18 @@ function requestRow(row) {
     element("td", row.is_error ? "failed" : "", row.status));
 }
 
+const REQUEST_HEADS = [["Trace"], ["Started"], ["Request"], ["Model"], ["TTFT", true],
+  ["First cause"], ["Total", true], ["Prompt", true], ["Output", true], ["Status"]];
+
 async function drawList() {
   say("Loading…");
   const found = await fetchJson(`/traces/data/requests?${query()}`);
   if (found === null) return;
-  const heads = [["Trace"], ["Started"], ["Request"], ["Model"], ["TTFT", true], ["First cause"],
-    ["Total", true], ["Prompt", true], ["Output", true], ["Status"]];
   const part = found.is_all ? "" : "; older ones are in the store but not read here";
   say(`${found.requests.length} of ${found.num_read} requests, the newest first${part}.`);
   content.replaceChildren(
     found.requests.length
-      ? table("requests", heads, found.requests.map(requestRow), "Requests")
+      ? table("requests", REQUEST_HEADS, found.requests.map(requestRow), "Requests")
       : element("p", "soft", "No request fits. A request is here about a second after its end."));
 }
 
@@ -234,9 +239,17 @@ function facts(row, explanation) {
     fact("request", row.request_id), fact("started", new Date(row.started_unix_ms).toLocaleString()));
 }
 
+function turns(rows) {
+  if (!rows.length) return [];
+  return [element("h3", "", "All requests of this trace"),
+    table("requests", REQUEST_HEADS, rows.map(requestRow), "All requests of this trace")];
+}
+
 async function drawTrace(traceId) {
   byId("all").hidden = false;
-  const found = await fetchJson(`/traces/data/requests/${encodeURIComponent(traceId)}`);
+  const span = new URLSearchParams(location.search).get("span") ?? "";
+  const found = await fetchJson(
+    `/traces/data/requests/${encodeURIComponent(traceId)}?span=${encodeURIComponent(span)}`);
   if (found === null) return;
   say("");
   const { request, explanation } = found;
@@ -252,7 +265,7 @@ async function drawTrace(traceId) {
     facts(request, explanation), said,
     element("h3", "", `From arrival to the ${until}`),
     ...waterfall(found.rows, totalMs, explanation.unattributed_seconds * 1000),
-    ...neighbours(explanation, totalMs), spans(found),
+    ...neighbours(explanation, totalMs), ...turns(found.turns), spans(found),
   ].filter(Boolean));
 }
 

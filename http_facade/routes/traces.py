@@ -23,6 +23,7 @@ MAX_LISTED: Final = 500
 _MAX_TEXT_CHARS: Final = 200
 _MAX_TTFT_MS: Final = 86_400_000.0
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SPAN_ID: Final = re.compile(r"[0-9a-f]{16}|")
 
 TRACES: web.AppKey[TraceReader] = web.AppKey("traces", TraceReader)
 
@@ -48,7 +49,10 @@ async def requests(request: web.Request) -> web.Response:
 
 async def request_(request: web.Request) -> web.Response:
     """Raises ApiError 404 where the store has nothing of it."""
-    found = await request.app[TRACES].request(_trace_id(request))
+    span_id = request.query.get("span", "")
+    if not _SPAN_ID.fullmatch(span_id):
+        raise invalid("span", "must have 16 hexadecimal digits, in lower case")
+    found = await request.app[TRACES].request(_trace_id(request), span_id)
     if found is None:
         raise ApiError(
             404,

@@ -25,6 +25,7 @@ from http_facade.flags import FacadeConfig, build_parser, config_from_args
 from http_facade.openapi import openapi_document
 from http_facade.openapi_routes import OPERATIONS, TRACE_OPERATIONS
 from tests.facade_harness import CHAT, MODEL, Harness, chat, check_envelope, facade_and_fake
+from tests.trace_samples import request
 from traces.file_store import FileSpanExporter
 from traces.provider import FirstTokenProvider
 
@@ -159,6 +160,29 @@ async def test_one_that_failed_is_told_to_its_end(facade: Harness) -> None:
     assert body["request"]["is_error"]
 
 
+async def test_each_turn_of_a_trace_is_a_request_of_its_own(facade: Harness, store: Path) -> None:
+    trace_id = "4" * 32
+    turns = [*request(trace_id), *request(trace_id, at_ms=500, waits_ms=600)]
+    foreign = '{"name": "of somebody else"}\n'
+    path = store / "turns-1.jsonl"
+    path.write_text(foreign + "".join(json.dumps(span) + "\n" for span in turns))
+    try:
+        _, body, _ = await ask(facade, f"/traces/data/requests?text={trace_id}")
+        later, earlier = body["requests"]
+        for row in (later, earlier):
+            url = f"/traces/data/requests/{trace_id}?span={row['span_id']}"
+            status, found, _ = await ask(facade, url)
+            assert (status, found["request"]) == (200, row)
+            assert found["turns"] == [earlier, later]
+        _, first, _ = await ask(facade, f"/traces/data/requests/{trace_id}")
+        assert first["request"] == earlier
+        assert (await ask(facade, f"/traces/data/requests/{trace_id}?span={'0' * 16}"))[0] == 404
+        status, body, _ = await ask(facade, f"/traces/data/requests/{trace_id}?span=1")
+        check_envelope(status, body, 400, "span")
+    finally:
+        path.unlink()
+
+
 @pytest.mark.parametrize("trace_id", ["f" * 32, "F" * 32, "abc", "..%2f..%2fetc"])
 async def test_what_the_store_does_not_have_is_not_found(facade: Harness, trace_id: str) -> None:
     status, body, _ = await ask(facade, f"/traces/data/requests/{trace_id}")
@@ -195,12 +219,38 @@ async def test_only_the_newest_part_of_a_large_store_is_read(
         monkeypatch.setattr(trace_reader, "LIST_BYTES", sum(map(len, lines)))
         _, body, _ = await ask(facade, "/traces/data/requests")
         assert (body["num_read"], body["is_all"]) == (3, False)
-        monkeypatch.setattr(trace_reader, "LIST_BYTES", len(lines[-1]) + 5)
+        of_refused = sum(len(line) for line in lines if REFUSED.encode() in line)
+        monkeypatch.setattr(trace_reader, "LIST_BYTES", of_refused + 5)
         _, body, _ = await ask(facade, "/traces/data/requests")
         assert (body["num_read"], body["is_all"]) == (1, False)
         assert body["requests"][0]["trace_id"] == REFUSED
     finally:
         older.unlink()
+
+
+@pytest.mark.parametrize("is_newer", ["engine", "facade"])
+async def test_a_list_has_whole_requests_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: str
+) -> None:
+    """Whichever of two large files was written last, and however much one of them has to say."""
+    files = {name: (tmp_path / f"{name}-1.jsonl").open("w") for name in ("engine", "facade")}
+    with files["engine"], files["facade"]:
+        for number in range(200):
+            spans = request(f"{number:032x}", at_ms=1_000 * number)
+            facades = {spans[0]["span_id"]}
+            for span in sorted(spans, key=lambda span: span["end_unix_ns"]):
+                is_facades = {span["span_id"], span["parent_span_id"]} & facades
+                files["facade" if is_facades else "engine"].write(json.dumps(span) + "\n")
+    os.utime(tmp_path / f"{is_newer}-1.jsonl", (2**31, 2**31))
+    monkeypatch.setattr(trace_reader, "LIST_BYTES", 200_000)
+    monkeypatch.setattr(trace_reader, "_CHUNK_BYTES", 4_096)
+    reader = trace_reader.TraceReader(tmp_path)
+    found: Any = await reader.requests(trace_reader.TraceFilter(limit=500))
+    reader.close()
+    rows = found["requests"]
+    assert 20 < len(rows) < 200 and not found["is_all"]
+    assert {(row["name"], row["cause"]) for row in rows} == {("POST /v1/completions", "no_blocks")}
+    assert [row["trace_id"] for row in rows] == [f"{199 - n:032x}" for n in range(len(rows))]
 
 
 async def test_reading_stops_nobody(facade: Harness, store: Path) -> None:
