@@ -107,8 +107,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                     await self._relay(stream, events, context, span)
                 finally:
                     stream.close()
-                    num_prompt_tokens = len(add_request.prompt_token_ids)
-                    allowance.used_tokens = num_prompt_tokens + events.num_output_tokens
+                    allowance.used_tokens = events.num_used_tokens
                     span.answered(events.num_output_tokens)
 
     async def _validate(

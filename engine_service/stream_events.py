@@ -48,11 +48,17 @@ class EventBuilder:
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._num_cached_tokens = [0] * request.n
         self._num_output_tokens = [0] * request.n
+        self._has_computed = False
         self._seq = 0
 
     @property
     def num_output_tokens(self) -> int:
         return sum(self._num_output_tokens)
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Prompt and answers; none of what never left the queue."""
+        return self._num_prompt_tokens + self.num_output_tokens if self._has_computed else 0
 
     def accepted(self) -> pb.GenerateEvent:
         event = self._next(0)
@@ -63,6 +69,7 @@ class EventBuilder:
         return event
 
     def events(self, sample: SampleEvents) -> Iterator[pb.GenerateEvent]:
+        self._has_computed |= bool(sample.num_prefilled_tokens or sample.token_ids)
         if sample.num_prefilled_tokens is not None:
             yield self._prefill_progress(sample.index, sample)
         if sample.token_ids:

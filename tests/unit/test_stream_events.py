@@ -79,6 +79,19 @@ def test_a_streams_events() -> None:
     assert events.num_output_tokens == 4
 
 
+def test_only_what_was_computed_is_used() -> None:
+    events = builder(n=1)
+    events.accepted()
+    assert events.num_used_tokens == 0
+    ended = Finish(FinishReason.ABORT, TIMING)
+    list(events.events(SampleEvents(0, finish=ended)))  # in the queue
+    assert events.num_used_tokens == 0
+    list(events.events(SampleEvents(0, num_prefilled_tokens=18)))
+    assert events.num_used_tokens == 20
+    list(events.events(SampleEvents(0, token_ids=[7, 8])))
+    assert events.num_used_tokens == 22
+
+
 def test_prompt_logprobs_travel_with_the_progress() -> None:
     told = [TokenLogprobs(-0.5, 2, [3], [-0.25]), TokenLogprobs(-1.5, 9, [4], [-0.125])]
     sample = SampleEvents(0, num_prefilled_tokens=3, prompt_logprobs=told)
