@@ -86,6 +86,7 @@ class SocketChannel:
             pass
         except Exception:
             logger.exception("the engine core cannot read what it is sent")
+            self.mailbox.close()  # before the other side can know
             self._hang_up()
         finally:
             self.mailbox.close()
