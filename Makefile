@@ -1,7 +1,7 @@
 # `make serve` and `make test` set everything up on their own; a second run installs nothing.
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check bench-core
-.PHONY: bench-grammar bench-kernels bench-parts bench-model bench-quality bench-stream protos docs clean
+.PHONY: bench-gpu bench-grammar bench-kernels bench-parts bench-model bench-quality bench-stream protos docs clean
 
 BIN := .venv/bin
 SINGLE_THREADED := tests/unit tests/property tests/kernels tests/golden
@@ -52,6 +52,9 @@ bench-grammar: install ## what grammars cost: tokens, compilations, others' stre
 
 bench-stream: install ## CPU that the engine service and the facade take per output token
 	$(BIN)/python -m engine_service.bench_stream --json $(or $(JSON),build/bench-stream.json)
+
+bench-gpu: ## one GPU: limits, kernels, engine, transformers; without one, kernels in the interpreter
+	scripts/bench_gpu.sh $(or $(JSON),build/bench-gpu.json) $(ARGS)
 
 bench-parts: install ## where a step of the model goes, op by op
 	$(BIN)/python -m engine_service.bench_parts --json $(or $(JSON),build/bench-parts.json)

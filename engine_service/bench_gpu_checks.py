@@ -7,8 +7,7 @@ none may. On a GPU in the shapes of Llama; in Triton's interpreter, which is slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -17,16 +16,27 @@ import torch
 from torch import Tensor
 
 from engine_service.bench_gpu_attention import AttentionStep, Heads, Share
-from engine_service.bench_gpu_items import Figures, Item, within
-from kernels.ops import Ops, fp8_triton_ops, quantized_triton_ops, triton_ops
+from engine_service.bench_gpu_errors import (
+    BOUNDS,
+    poisoned,
+    relative_error,
+    share_that_differs,
+    within,
+)
+from engine_service.bench_gpu_items import Figures, Item
+from engine_service.bench_gpu_product_checks import (
+    ProductSizes,
+    fp8,
+    fp8_beside_exact_rows,
+    linear,
+    linear_bits,
+    quantized,
+)
+from kernels.ops import Ops, triton_ops
 from kernels.reference.activation import silu_mul
 from kernels.reference.norm import add_rms_norm, rms_norm
-from kernels.reference.quantized import Quantization, dequantize, quantize_matrix
 from kernels.reference.rotary import rotary_cache_write
 
-# Inputs are the same numbers in float64: what is left is how a kernel rounds on its way.
-_BOUNDS: Final = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-_FP8_ROWS_BOUND: Final = 0.05  # of rows with 3 bits of fraction beside themselves
 _EPS: Final = 1e-5
 
 
@@ -36,8 +46,7 @@ class Sizes:
     heads: tuple[Heads, ...]
     num_tokens: int
     hidden_size: int
-    matrices: tuple[tuple[int, int], ...]  # outputs, inputs
-    num_rows: tuple[int, ...]  # of products
+    products: ProductSizes
     steps: dict[str, tuple[Share, ...]]  # of attention
     window: int  # tokens
     compares_bits: bool  # numpy, which multiplies in the interpreter, promises nothing of them
@@ -49,8 +58,7 @@ class Sizes:
             heads=(Heads(32, 8, 64), Heads(32, 8, 128)),
             num_tokens=777,
             hidden_size=4096,
-            matrices=((6144, 4096), (4096, 14_336), (128_256, 2048)),
-            num_rows=(1, 17, 512),
+            products=ProductSizes(((6144, 4096), (4096, 14_336), (128_256, 2048)), (1, 17, 512)),
             steps={
                 "1 decode": (Share(8000),),
                 "32 decodes": tuple(Share(1 + 264 * i) for i in range(32)),
@@ -74,8 +82,7 @@ class Sizes:
             heads=(Heads(4, 2, 16),),
             num_tokens=9,
             hidden_size=96,
-            matrices=((96, 160),),
-            num_rows=(1, 70),
+            products=ProductSizes(((96, 160),), (1, 70)),
             steps={
                 "decodes": (Share(1), Share(300), Share(17)),
                 "chunks and decodes": (Share(280, 40), Share(33), Share(5, 5)),
@@ -93,25 +100,42 @@ def items(sizes: Sizes, device: torch.device) -> list[Item]:
         ("silu_mul", _silu_mul),
         ("rotary_cache_write", _rotary_cache_write),
         ("copy_blocks", _copy_blocks),
-        ("linear", _linear),
-        ("int8", partial(_quantized, "int8")),
-        ("int4", partial(_quantized, "int4")),
-        ("fp8", _fp8),
-        ("fp8 beside exact rows", _fp8_beside_exact_rows),
+    ]
+    product_checks: list[
+        tuple[str, Callable[[ProductSizes, torch.dtype, torch.device], Figures]]
+    ] = [
+        ("linear", linear),
+        ("int8", partial(quantized, "int8")),
+        ("int4", partial(quantized, "int4")),
+        ("fp8", fp8),
+        ("fp8 beside exact rows", fp8_beside_exact_rows),
     ]
     if sizes.compares_bits:
-        checks.append(("linear, bits of rows", _linear_bits))
-    named = [
-        Item(f"{name}, {_name(dtype)}", partial(check, sizes, dtype, device))
-        for dtype in sizes.dtypes
-        for name, check in checks
-    ]
-    for heads in sizes.heads:
-        for dtype in sizes.dtypes:
+        product_checks.append(("linear, bits of rows", linear_bits))
+    named: list[Item] = []
+    for dtype in sizes.dtypes:
+        named += [
+            Item(f"{name}, {_name(dtype)}", partial(check, sizes, dtype, device))
+            for name, check in checks
+        ]
+        named += [
+            Item(f"{name}, {_name(dtype)}", partial(check_products, sizes.products, dtype, device))
+            for name, check_products in product_checks
+        ]
+        for heads in sizes.heads:
             for name, shares in sizes.steps.items():
                 kind = f"heads of {heads.size}, {_name(dtype)}"
                 make = partial(AttentionStep.random, shares, heads, dtype, device)
                 named.append(Item(f"attention, {name}, {kind}", partial(_attention, make)))
+        if dtype == sizes.dtypes[0]:
+            named += _other_attention(sizes, device)
+    return named
+
+
+def _other_attention(sizes: Sizes, device: torch.device) -> list[Item]:
+    """In the dtype that is checked first."""
+    named: list[Item] = []
+    for heads in sizes.heads:
         make_mixed = partial(
             AttentionStep.random, sizes.steps["chunks and decodes"], heads, sizes.dtypes[0], device
         )
@@ -127,26 +151,6 @@ def items(sizes: Sizes, device: torch.device) -> list[Item]:
     return named
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """New tensors hold NaNs until they are written."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def relative_error(got: Tensor, exact: Tensor) -> float:
-    return float((got.double() - exact.double()).norm() / exact.double().norm())
-
-
-def share_that_differs(got: Tensor, want: Tensor) -> float:
-    """Of the numbers, by their bits."""
-    bits = {2: torch.int16, 4: torch.int32}[got.itemsize]
-    return float((got.view(bits) != want.view(bits)).double().mean())
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -159,7 +163,8 @@ def _rms_norm(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures
     weight = torch.randn(sizes.hidden_size, dtype=dtype, device=device)
     with poisoned():
         got = triton_ops(False).rms_norm(x, weight, _EPS)
-    return within(relative_error(got, rms_norm(x.double(), weight.double(), _EPS)), _BOUNDS[dtype])
+    error = relative_error(got, rms_norm(x.double(), weight.double(), _EPS))
+    return within(BOUNDS[dtype], [error])
 
 
 def _rms_norm_of_heads(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -169,7 +174,8 @@ def _rms_norm_of_heads(sizes: Sizes, dtype: torch.dtype, device: torch.device) -
     q, weight = qkv[:, : heads.query], torch.randn(heads.size, dtype=dtype, device=device)
     with poisoned():
         got = triton_ops(False).rms_norm(q, weight, _EPS)
-    return within(relative_error(got, rms_norm(q.double(), weight.double(), _EPS)), _BOUNDS[dtype])
+    error = relative_error(got, rms_norm(q.double(), weight.double(), _EPS))
+    return within(BOUNDS[dtype], [error])
 
 
 def _add_rms_norm(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -182,14 +188,14 @@ def _add_rms_norm(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Fig
     with poisoned():
         got = triton_ops(False).add_rms_norm(x, residual, weight, _EPS)
     errors = (relative_error(got, exact), relative_error(residual, exact_residual))
-    return within(max(errors), _BOUNDS[dtype])
+    return within(BOUNDS[dtype], errors)
 
 
 def _silu_mul(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
     x = torch.randn(sizes.num_tokens, 7 * sizes.hidden_size, dtype=dtype, device=device)
     with poisoned():
         got = triton_ops(False).silu_mul(x)
-    return within(relative_error(got, silu_mul(x.double())), _BOUNDS[dtype])
+    return within(BOUNDS[dtype], [relative_error(got, silu_mul(x.double()))])
 
 
 def _rotary_cache_write(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -211,7 +217,7 @@ def _rotary_cache_write(sizes: Sizes, dtype: torch.dtype, device: torch.device) 
     slots[-1] = -1
     triton_ops(False).rotary_cache_write(q, k, v, table, positions, slots, cache)
     errors = (relative_error(q, exact_q), relative_error(cache, exact_cache))
-    return within(max(errors), _BOUNDS[dtype])
+    return within(BOUNDS[dtype], errors)
 
 
 def _copy_blocks(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -221,103 +227,12 @@ def _copy_blocks(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figu
     want[:, :, [6, 1]] = want[:, :, [0, 5]]
     sources, destinations = torch.tensor([[0, 5], [6, 1]], device=device)
     triton_ops(False).copy_blocks(cache, sources, destinations)
-    return within(share_that_differs(cache, want), 0.0)
+    return within(0.0, [share_that_differs(cache, want)])
 
 
 def _qkv(sizes: Sizes, heads: Heads, dtype: torch.dtype, device: torch.device) -> Tensor:
     shape = (sizes.num_tokens, heads.query + 2 * heads.kv, heads.size)
     return torch.randn(shape, dtype=dtype, device=device)
-
-
-# ---------------------------------------------------------------- matrix products
-
-
-def _matrices(
-    sizes: Sizes, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """[O, I], and some rows [T, I] for it."""
-    for num_outputs, num_inputs in sizes.matrices:
-        weight = torch.randn(num_outputs, num_inputs, dtype=dtype, device=device)
-        yield (
-            weight,
-            [torch.randn(rows, num_inputs, dtype=dtype, device=device) for rows in sizes.num_rows],
-        )
-
-
-def _worst(errors: Sequence[float], bound: float) -> Figures:
-    return within(max(errors, key=lambda error: float("inf") if error != error else error), bound)
-
-
-def _linear(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
-    """With a bias, and as the head."""
-    ops, errors = triton_ops(batch_invariant=True), []
-    for weight, inputs in _matrices(sizes, dtype, device):
-        bias = torch.randn(len(weight), dtype=dtype, device=device)
-        for x in inputs:
-            exact = x.double() @ weight.double().T
-            with poisoned():
-                errors.append(relative_error(ops.linear(x, weight, bias), exact + bias.double()))
-                errors.append(relative_error(ops.logits_head(x, weight), exact))
-    return _worst(errors, _BOUNDS[dtype])
-
-
-def _linear_bits(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
-    """Of rows among many, and of the same ones alone."""
-    ops, differing = triton_ops(batch_invariant=True), []
-    for weight, inputs in _matrices(sizes, dtype, device):
-        x = inputs[-1]
-        together = ops.linear(x, weight, None)
-        for row in (0, len(x) // 2, len(x) - 1):
-            alone = ops.linear(x[row : row + 1].clone(), weight, None)
-            differing.append(share_that_differs(alone, together[row : row + 1]))
-    return _worst(differing, 0.0)
-
-
-def _quantized(
-    quantization: Quantization, sizes: Sizes, dtype: torch.dtype, device: torch.device
-) -> Figures:
-    """Beside what the matrix stands for; below and above the rows that go to the library."""
-    errors = []
-    for weight, inputs in _matrices(sizes, dtype, device):
-        matrix = quantize_matrix(weight, quantization)
-        wide = dequantize(matrix).double()
-        for x in inputs:
-            exact = x.double() @ wide.T
-            for batch_invariant in (False, True):
-                ops = quantized_triton_ops(batch_invariant)
-                with poisoned():
-                    errors.append(relative_error(ops.linear(x, matrix, None), exact))
-                    errors.append(relative_error(ops.logits_head(x, matrix), exact))
-    return _worst(errors, _BOUNDS[dtype])
-
-
-def _fp8(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
-    """Beside the rows and the matrix as they are in float8."""
-    from kernels.triton.fp8 import quantize_fp8, quantize_rows
-
-    ops, errors = fp8_triton_ops(), []
-    for weight, inputs in _matrices(sizes, dtype, device):
-        matrix = quantize_fp8(weight)
-        wide = matrix.values_OI.double() * matrix.scales_O.double()[:, None]
-        for x in inputs:
-            with poisoned():
-                values, scales = quantize_rows(x)
-                got = ops.linear(x, matrix, None)
-            exact = (values.double() * scales.double()[:, None]) @ wide.T
-            errors.append(relative_error(got, exact))
-    # What the matrix units add up in float8 has fewer bits than float32.
-    return _worst(errors, max(_BOUNDS[dtype], 1e-3))
-
-
-def _fp8_beside_exact_rows(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Figures:
-    from kernels.triton.fp8 import quantize_fp8
-
-    ops, errors = fp8_triton_ops(), []
-    for weight, inputs in _matrices(sizes, dtype, device):
-        matrix = quantize_fp8(weight)
-        wide = matrix.values_OI.double() * matrix.scales_O.double()[:, None]
-        errors += [relative_error(ops.logits_head(x, matrix), x.double() @ wide.T) for x in inputs]
-    return _worst(errors, _FP8_ROWS_BOUND)
 
 
 # ---------------------------------------------------------------- attention
@@ -333,7 +248,7 @@ def _attention(make: _MakeStep) -> Figures:
     step = make()
     with poisoned():
         got = step.attend(_ops().paged_attention)
-    return within(relative_error(got, step.exact()), _BOUNDS[step.q_TND.dtype])
+    return within(BOUNDS[step.q_TND.dtype], [relative_error(got, step.exact())])
 
 
 def _window(make: _MakeStep, window: int) -> Figures:
@@ -347,7 +262,7 @@ def _request_bits(make: _MakeStep) -> Figures:
     counts = [share.num_queries for share in step.shares]
     parts = torch.split(together, counts)
     alone = [step.alone(request).attend(attention) for request in range(len(counts))]
-    return _worst([share_that_differs(*pair) for pair in zip(alone, parts, strict=True)], 0.0)
+    return within(0.0, [share_that_differs(*pair) for pair in zip(alone, parts, strict=True)])
 
 
 def _filled_bits(make: _MakeStep) -> Figures:
@@ -355,7 +270,7 @@ def _filled_bits(make: _MakeStep) -> Figures:
     step, attention = make(), _ops().paged_attention
     with poisoned():
         filled = step.filled(3).attend(attention)
-    return within(share_that_differs(filled[: len(step.q_TND)], step.attend(attention)), 0.0)
+    return within(0.0, [share_that_differs(filled[: len(step.q_TND)], step.attend(attention))])
 
 
 def _decode_bits(make: _MakeStep) -> Figures:
@@ -367,4 +282,4 @@ def _decode_bits(make: _MakeStep) -> Figures:
             chunk = step.alone(request)
             decode = chunk.last_query().attend(attention)
             differing.append(share_that_differs(decode, chunk.attend(attention)[-1:]))
-    return _worst(differing, 0.0)
+    return within(0.0, differing)

@@ -15,10 +15,3 @@ class Item(NamedTuple):
 
 class CheckFailed(Exception):
     """Figures that are not what they have to be."""
-
-
-def within(error: float, bound: float) -> Figures:
-    """Raises CheckFailed unless the error is a number of at most `bound`."""
-    if not error <= bound:
-        raise CheckFailed(f"an error of {error:.3g} where {bound:.3g} is allowed")
-    return {"error": error, "bound": bound}

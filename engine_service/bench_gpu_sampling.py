@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_service.bench_gpu_checks import poisoned
-from engine_service.bench_gpu_items import Figures, Item, within
+from engine_service.bench_gpu_errors import poisoned, within
+from engine_service.bench_gpu_items import Figures, Item
 from engine_service.bench_gpu_timing import host_seconds
 from kernels.sampling_batch import (
     Draws,
@@ -70,18 +70,20 @@ def _time(make: MakeBatch, num_rows: int, vocab_size: int) -> Figures:
 
 
 def _check(make: MakeBatch, num_rows: int, vocab_size: int, device: torch.device) -> Figures:
-    """The share of tokens that differ from the reference's, in float64."""
+    """The share of tokens that differ from the reference's, or how far a logprob is from it."""
     logits_RV, batch = _logits(num_rows, vocab_size, device), make(num_rows, vocab_size)
     got = _sample(logits_RV.clone(), batch)
-    exact = reference_sampling_ops().sample_rows(logits_RV.double(), batch)
+    logits_RV = logits_RV.cpu()
+    exact_RV = logits_RV.double() if batch.told is None else logits_RV  # logprobs are of float32
+    exact = reference_sampling_ops().sample_rows(exact_RV, batch)
     if not np.array_equal(got.statuses_R, exact.statuses_R):
-        return within(float("nan"), 0.0)
+        return within(0.0, [float("nan")])
     if got.logprobs is not None and exact.logprobs is not None:
         error = np.abs(got.logprobs.logprobs_L - exact.logprobs.logprobs_L).max()
         same_ids = np.array_equal(got.logprobs.top_token_ids_LN, exact.logprobs.top_token_ids_LN)
-        return within(float(error) if same_ids else float("nan"), _LOGPROBS_BOUND)
+        return within(_LOGPROBS_BOUND, [float(error) if same_ids else float("nan")])
     differing = float((got.token_ids_R != exact.token_ids_R).mean())
-    return within(differing, 0.0 if batch.draws is None else _DRAWS_THAT_MAY_DIFFER)
+    return within(0.0 if batch.draws is None else _DRAWS_THAT_MAY_DIFFER, [differing])
 
 
 def _check_bits(num_rows: int, vocab_size: int, device: torch.device) -> Figures:
@@ -101,7 +103,7 @@ def _check_bits(num_rows: int, vocab_size: int, device: torch.device) -> Figures
             alone.logprobs.top_logprobs_LN[0], together.logprobs.top_logprobs_LN[row]
         )
         num_differing += not is_same
-    return within(float(num_differing), 0.0)
+    return within(0.0, [float(num_differing)])
 
 
 def _check_nan(num_rows: int, vocab_size: int, device: torch.device) -> Figures:
@@ -110,8 +112,8 @@ def _check_nan(num_rows: int, vocab_size: int, device: torch.device) -> Figures:
     logits_RV[_SPOILT_ROW, vocab_size - 1] = torch.nan
     batch = _drawn(num_rows, vocab_size, top_p=0.9)
     got = _sample(logits_RV.clone(), batch)
-    exact = reference_sampling_ops().sample_rows(logits_RV.double(), batch)
-    return within(float((got.statuses_R != exact.statuses_R).mean()), 0.0)
+    exact = reference_sampling_ops().sample_rows(logits_RV.cpu().double(), batch)
+    return within(0.0, [float((got.statuses_R != exact.statuses_R).mean())])
 
 
 def _sample(logits_RV: Tensor, batch: SamplingBatch) -> SampledRows:

@@ -44,7 +44,7 @@ class Upload(Protocol):
 class ComputeDevice(Protocol):
     torch_device: torch.device
     overlaps: bool  # it computes beside the host
-    replays_graphs: bool  # a captured step costs the host less than a launched one
+    replayed_kernels: tuple[str, ...]  # whose steps can be captured, and cost the host less then
     kernels: tuple[str, ...]  # that can compute here, the best first; see decoder_loader.py
     max_num_seqs: int  # that suit it, if nobody says
     max_num_batched_tokens: int

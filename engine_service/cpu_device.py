@@ -36,7 +36,7 @@ class HostUpload(Upload):
 class CpuDevice(ComputeDevice):
     torch_device = torch.device("cpu")
     overlaps = False
-    replays_graphs = False
+    replayed_kernels: tuple[str, ...] = ()
     kernels = ("cpu", "reference")
     max_num_seqs = 64
     max_num_batched_tokens = 128

@@ -51,7 +51,7 @@ class PinnedUpload(Upload):
 
 class CudaDevice(ComputeDevice):
     overlaps = True
-    replays_graphs = True
+    replayed_kernels = ("triton",)  # torch's look at their inputs on the host
     kernels = ("triton", "reference")
     max_num_seqs = 256
     max_num_batched_tokens = 2048
@@ -59,6 +59,8 @@ class CudaDevice(ComputeDevice):
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._graph_pool = torch.cuda.graph_pool_handle()
+        # One for all captures: libraries keep a workspace for each stream that they ever saw.
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @staticmethod
     def is_available() -> bool:
@@ -84,12 +86,11 @@ class CudaDevice(ComputeDevice):
         return PinnedUpload(num_bytes, self.torch_device)
 
     def capture(self, compute: Callable[[], T]) -> Callable[[], T]:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             for _ in range(_NUM_WARM_UPS):
                 compute()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool):
             result = compute()

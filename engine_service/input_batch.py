@@ -10,8 +10,8 @@ Tokens of one request are neighbours, in order. A request samples when its share
 token; `logits_indices` are the flat rows of those. All of it is written into one buffer, which goes
 to the device in one copy:
 
-    | input_ids | positions | slots | logits_indices | unknown | starts | lengths | block table |
-    |<----------------------- places fixed by the capacity --------------------->|<- as needed ->|
+    | input_ids | positions | slots | logits_indices | unknown | ... | lengths | block table |
+    |<----------------------- places fixed by the capacity ------------------>|<- as needed ->|
 
 A token that a step under way yields is not known to the host: its id is taken from what that step
 left on the device. A batch of single tokens can be filled up to a given number of requests, with
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from engine_service.compute_device import ComputeDevice
 from engine_service.request import Request, RequestKey
-from engine_service.scheduler_output import ScheduledRequest
+from engine_service.scheduler_output import BlockCopy, ScheduledRequest
 
 _TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
 _HostFields = Mapping[str, NDArray[np.int64 | np.int32]]
@@ -47,6 +47,8 @@ class InputBatch:
     seq_lens_R: Tensor  # int32; tokens of context, this step's included
     block_table_RM: Tensor  # int32; rows are padded with 0
     logits_indices: Tensor  # int64; flat rows that sample
+    copy_sources: Tensor  # int64; blocks to be copied before the forward
+    copy_destinations: Tensor  # int64
     sampling_requests: list[Request]  # in the order of logits_indices, without filling
 
 
@@ -81,6 +83,8 @@ class InputBuffers:
             "logits_indices": (max_requests, np.int64),
             "unknown_rows": (max_requests, np.int64),
             "last_rows": (max_requests, np.int64),
+            "copy_sources": (max_requests, np.int64),
+            "copy_destinations": (max_requests, np.int64),
             "query_start_loc": (max_requests + 1, np.int32),
             "seq_lens": (max_requests, np.int32),
             _TABLE: (max_requests * max_blocks, np.int32),
@@ -105,6 +109,7 @@ class InputBuffers:
     def build(
         self,
         scheduled: Sequence[ScheduledRequest],
+        copies: Sequence[BlockCopy] = (),
         last: LastTokens | None = None,
         fill_to: int | None = None,
     ) -> InputBatch:
@@ -143,6 +148,8 @@ class InputBuffers:
         logits_indices = host["logits_indices"][:num_sampling]
         logits_indices[: len(sampling)] = starts_R1[1:][sampling] - np.int64(1)
         logits_indices[len(sampling) :] = np.arange(num_real_tokens, num_tokens)
+        host["copy_sources"][: len(copies)] = [copy.source for copy in copies]
+        host["copy_destinations"][: len(copies)] = [copy.destination for copy in copies]
         num_unknown = self._write_ids(host, scheduled, num_tokens, starts_R1, last)
 
         self._upload.send(self._table_start + table_RM.nbytes)
@@ -160,6 +167,8 @@ class InputBuffers:
             seq_lens_R=on_device["seq_lens"][:num_rows],
             block_table_RM=on_device[_TABLE][: table_RM.size].view(table_RM.shape),
             logits_indices=on_device["logits_indices"][:num_sampling],
+            copy_sources=on_device["copy_sources"][: len(copies)],
+            copy_destinations=on_device["copy_destinations"][: len(copies)],
             sampling_requests=[scheduled[row].request for row in sampling],
         )
 

@@ -1,6 +1,11 @@
-"""The step that needs the most memory: a prompt that takes the budget, beside all other streams."""
+"""The steps that need the most memory: a prompt that takes the budget, beside all other streams;
+and one token for each stream, at the widest block table, with all their logits."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -13,37 +18,53 @@ from engine_service.models.decoder import StepDecoder
 from engine_service.request import Request
 from engine_service.scheduler_output import ScheduledRequest
 
-_BLOCK_SIZE = 16
+_BLOCK_SIZE: Final = 16
 
 
-@torch.inference_mode()
-def run_largest_step(
-    decoder: StepDecoder,
-    model: DecoderConfig,
-    config: SchedulerConfig,
-    kv_dtype: torch.dtype,
-    device: ComputeDevice,
-) -> None:
-    """Computes one, in a KV cache of its own, up to the logits."""
-    num_streams = config.max_num_running - 1
-    num_prompt_tokens = config.max_num_batched_tokens - num_streams
-    block_ids = range(-(-num_prompt_tokens // _BLOCK_SIZE))
-    sampling, stopping = SamplingParams(), StoppingCriteria(max_tokens=1)
-    shares = [
-        ScheduledRequest.of(
-            Request(str(number), 0, [0] * num_tokens, sampling, stopping), 0, num_tokens, block_ids
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    decoder: StepDecoder
+    model: DecoderConfig
+    config: SchedulerConfig
+    max_model_len: int
+    kv_dtype: torch.dtype
+    device: ComputeDevice
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Computes them, up to the logits, in a KV cache of their own."""
+        num_streams = self.config.max_num_running
+        num_prompt_tokens = self.config.max_num_batched_tokens - num_streams + 1
+        prompt_blocks = range(-(-num_prompt_tokens // _BLOCK_SIZE))
+        kv_cache = torch.empty(
+            (
+                self.model.num_layers,
+                2,
+                len(prompt_blocks),
+                _BLOCK_SIZE,
+                self.model.num_kv_heads,
+                self.model.head_dim,
+            ),
+            dtype=self.kv_dtype,
+            device=self.device.torch_device,
         )
-        for number, num_tokens in enumerate([num_prompt_tokens] + [1] * num_streams)
-    ]
-    batch = build_input_batch(shares, _BLOCK_SIZE, device)
-    shape = (
-        model.num_layers,
-        2,
-        len(block_ids),
-        _BLOCK_SIZE,
-        model.num_kv_heads,
-        model.head_dim,
-    )
-    kv_cache = torch.empty(shape, dtype=kv_dtype, device=device.torch_device)
-    hidden_TH = decoder.forward(batch, kv_cache)
-    decoder.logits(hidden_TH.index_select(0, batch.logits_indices))
+        widest = [0] * -(-self.max_model_len // _BLOCK_SIZE)
+        kept = [  # as long as both run, for what is kept beside steps is as large
+            self._compute([num_prompt_tokens] + [1] * (num_streams - 1), prompt_blocks, kv_cache),
+            self._compute([1] * num_streams, widest, kv_cache),
+        ]
+        del kept
+
+    def _compute(
+        self, num_tokens: Sequence[int], block_ids: Sequence[int], kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        sampling, stopping = SamplingParams(), StoppingCriteria(max_tokens=1)
+        shares = [
+            ScheduledRequest.of(
+                Request(str(number), 0, [0] * count, sampling, stopping), 0, count, block_ids
+            )
+            for number, count in enumerate(num_tokens)
+        ]
+        batch = build_input_batch(shares, _BLOCK_SIZE, self.device)
+        hidden_TH = self.decoder.forward(batch, kv_cache)
+        return self.decoder.logits(hidden_TH.index_select(0, batch.logits_indices))

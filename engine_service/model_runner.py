@@ -26,7 +26,7 @@ from engine_service.dummy_checkpoint import open_checkpoint
 from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.input_batch import InputBuffers, LastTokens
 from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
-from engine_service.largest_step import run_largest_step
+from engine_service.largest_step import LargestStep
 from engine_service.logprobs import prompt_logprobs
 from engine_service.messages import Failure, SamplingParams, StoppingCriteria, TokenLogprobs
 from engine_service.model_error import ModelError
@@ -36,7 +36,6 @@ from engine_service.models.weights import expected_shapes, ignored_tensors
 from engine_service.request import Request, RequestKey
 from engine_service.sampler import SamplingUnderWay, launch_sampling
 from engine_service.scheduler_output import (
-    BlockCopy,
     ModelRunnerOutput,
     ScheduledRequest,
     SchedulerOutput,
@@ -47,6 +46,9 @@ from kernels.cpu.library import set_num_threads
 from kernels.ops import op_backends
 
 _log = logging.getLogger(__name__)
+
+_GREEDY = SamplingParams(temperature=0.0)
+_DRAWN_AND_TOLD = SamplingParams(temperature=1.0, top_p=0.9, num_logprobs=1)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -105,19 +107,20 @@ class ModelRunner:
             )
             self.weights_digest = checkpoint.digest()
         self._decoder = loaded.decoder
-        self._copy = loaded.copy_blocks
+        self._copy_blocks = loaded.copy_blocks
         self._sampling_ops = pick_sampling_ops(kernels)
 
-        def largest_step() -> None:
-            run_largest_step(self._decoder, model, config.scheduler, kv_dtype, self._device)
-
+        max_len = config.model.max_model_len or model.max_position_embeddings
+        largest = LargestStep(
+            self._decoder, model, config.scheduler, max_len, kv_dtype, self._device
+        )
         plan = plan_kv_cache(
             model,
             config.cache,
             config.model.max_model_len,
             kv_dtype,
             weight_bytes=sum(map(math.prod, expected_shapes(model).values())) * dtype.itemsize,
-            find_bytes=lambda: self._device.kv_cache_bytes(config.cache, largest_step),
+            find_bytes=lambda: self._device.kv_cache_bytes(config.cache, largest.run),
         )
         self._kv_cache = allocate_kv_cache(model, plan, kv_dtype, self._device.torch_device)
         max_requests = config.scheduler.max_num_running
@@ -131,7 +134,7 @@ class ModelRunner:
             spare_block=plan.num_blocks,
         )
         self._graphs: DecodeGraphs | None = None
-        if self._device.replays_graphs:
+        if kernels in self._device.replayed_kernels:
             self._graphs = DecodeGraphs(
                 self._device,
                 self._decoder,
@@ -179,24 +182,25 @@ class ModelRunner:
 
         A request whose logits are unusable is in `failures`; what is raised concerns all.
         """
-        scheduled = scheduler_output.scheduled
-        if not scheduled:
+        if not scheduler_output.scheduled:
             return StepDone(ModelRunnerOutput(sampled_token_ids={}))
         try:
-            self._copy_blocks(scheduler_output.block_copies)
-            return self._launch(scheduled, token_bitmask)
+            return self._launch(scheduler_output, token_bitmask)
         except torch.OutOfMemoryError:
             self._device.release_unused_memory()
             raise
 
     def _launch(
-        self, scheduled: list[ScheduledRequest], token_bitmask: GrammarBitmask | None
+        self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
     ) -> StepUnderWay:
+        scheduled, copies = scheduler_output.scheduled, scheduler_output.block_copies
         told: dict[RequestKey, list[TokenLogprobs]] = {}
         failures: dict[RequestKey, Failure] = {}
         graphs = self._graphs if all(map(_is_single_token, scheduled)) else None
         fill_to = None if graphs is None else graphs.size_for(len(scheduled))
-        batch = self._inputs.build(scheduled, self._last, fill_to)
+        batch = self._inputs.build(scheduled, copies, self._last, fill_to)
+        if copies:
+            self._copy_blocks(self._kv_cache, batch.copy_sources, batch.copy_destinations)
         requests = batch.sampling_requests
         batch_ns = time.monotonic_ns()
         if graphs is not None:
@@ -222,18 +226,15 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture(self, graphs: DecodeGraphs, spare_block: int) -> None:
         """Of all sizes, the largest first: the others' memory is found in what it took."""
-        request = Request("", 0, [0], SamplingParams(), StoppingCriteria(max_tokens=1))
+        request = Request("", 0, [0], _GREEDY, StoppingCriteria(max_tokens=1))
         share = ScheduledRequest.of(request, 0, 1, [spare_block])
         for size in tqdm(
             reversed(graphs.sizes), "Capturing steps", disable=not sys.stderr.isatty(), unit="size"
         ):
-            graphs.logits(self._inputs.build([share], fill_to=size))
-
-    def _copy_blocks(self, copies: list[BlockCopy]) -> None:
-        if copies:
-            pairs = torch.tensor(copies).to(self._device.torch_device)
-            sources, destinations = pairs.T.contiguous()
-            self._copy(self._kv_cache, sources, destinations)
+            logits_RV = graphs.logits(self._inputs.build([share], fill_to=size))
+        for params in (_GREEDY, _DRAWN_AND_TOLD):  # compiled here, in no request's time
+            request = Request("", 0, [0], params, StoppingCriteria(max_tokens=1))
+            launch_sampling(logits_RV[:1], [request], None, self._sampling_ops).wait()
 
 
 def _is_single_token(share: ScheduledRequest) -> bool:

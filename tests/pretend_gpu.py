@@ -39,7 +39,7 @@ class PretendGpu(CpuDevice):
     and answers in the place of the first answer."""
 
     overlaps = True
-    replays_graphs = True
+    replayed_kernels = ("triton", "reference")
     kernels = ("triton", "reference")
 
     def __init__(self) -> None:
