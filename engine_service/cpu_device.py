@@ -39,7 +39,7 @@ class CpuDevice(ComputeDevice):
     replayed_kernels: tuple[str, ...] = ()
     kernels = ("cpu", "reference")
     max_num_seqs = 64
-    max_num_batched_tokens = 128
+    max_num_batched_tokens = 256
 
     def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # the fastest here

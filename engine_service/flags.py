@@ -206,7 +206,7 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-num-batched-tokens",
         type=_whole(1),
-        help="tokens in a step; none: 128, on a GPU 2048",
+        help="tokens in a step; none: 256, on a GPU 2048",
     )
     add("--max-output-tokens", type=_whole(1), help="cap per sample; none: the context")
     add(
