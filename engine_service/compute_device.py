@@ -63,6 +63,9 @@ class ComputeDevice(Protocol):
 
         `compute` is called, perhaps more than once."""
 
+    def mark(self) -> Callable[[], None]:
+        """Waits, when called, until what was launched before this is over."""
+
     def release_unused_memory(self) -> None:
         """After a step that found too little of it."""
 

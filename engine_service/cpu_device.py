@@ -54,8 +54,15 @@ class CpuDevice(ComputeDevice):
     def capture(self, compute: Callable[[], T]) -> Callable[[], T]:
         return compute
 
+    def mark(self) -> Callable[[], None]:
+        return _nothing
+
     def release_unused_memory(self) -> None:
         pass
+
+
+def _nothing() -> None:
+    pass
 
 
 def _available_bytes() -> int:

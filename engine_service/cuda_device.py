@@ -101,6 +101,11 @@ class CudaDevice(ComputeDevice):
 
         return replay
 
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
+
     def release_unused_memory(self) -> None:
         torch.cuda.empty_cache()
 

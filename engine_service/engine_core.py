@@ -165,14 +165,13 @@ class EngineCore:
         self._outputs += self._take_commands(self._mailbox.drain())
         self._outputs += self._take_grammars()
         self._outputs += self._expire()
-        while self._under_way and not self._scheduler.may_plan_after(self._under_way[-1].plan):
-            self._finish(self._under_way.popleft())
+        if self._under_way and not self._scheduler.may_plan_after(self._under_way[-1].plan):
+            self._finish_all_but(0)
         plan = self._scheduler.schedule(time.monotonic_ns())
         has_work = bool(plan.scheduled or self._under_way)
         if plan.scheduled:
             self._launch(plan, drained_ns)
-        while len(self._under_way) > (self._num_ahead if plan.scheduled else 0):
-            self._finish(self._under_way.popleft())
+        self._finish_all_but(self._num_ahead if plan.scheduled else 0)
         if self._outputs:
             self._emit_idle()
         return has_work
@@ -267,6 +266,12 @@ class EngineCore:
             step = StepDone(self._failed(plan, error))
         self._scheduler.launched(plan)
         self._under_way.append(_Launched(plan, step, drained_ns, launched_ns, mask_ns))
+        if isinstance(step, StepDone):  # there is nothing to wait for, nor to plan the next one on
+            self._finish_all_but(0)
+
+    def _finish_all_but(self, num_ahead: int) -> None:
+        while len(self._under_way) > num_ahead:
+            self._finish(self._under_way.popleft())
 
     def _finish(self, launched: _Launched) -> None:
         """Waits, updates, emits. Raises as `_launch`."""

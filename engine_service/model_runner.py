@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,18 @@ class _Step:
         return ModelRunnerOutput(
             token_ids, logprobs, failures, self.prompt_logprobs, self.batch_ns, self.forward_ns
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """A step that samples nothing, under way or over."""
+
+    output: ModelRunnerOutput
+    wait_for_device: Callable[[], None]
+
+    def wait(self) -> ModelRunnerOutput:
+        self.wait_for_device()
+        return self.output
 
 
 class ModelRunner:
@@ -215,7 +227,8 @@ class ModelRunner:
         forward_ns = time.monotonic_ns()
         if not requests:
             self._last = None
-            return StepDone(ModelRunnerOutput({}, {}, failures, told, batch_ns, forward_ns))
+            output = ModelRunnerOutput({}, {}, failures, told, batch_ns, forward_ns)
+            return _Chunks(output, self._device.mark())
         if graphs is None:
             logits_RV = self._decoder.logits(hidden_TH.index_select(0, batch.logits_indices))
         sampling = launch_sampling(logits_RV, requests, token_bitmask, self._sampling_ops)

@@ -580,3 +580,25 @@ def test_a_step_that_fails_ends_its_requests_also_in_the_one_that_was_planned_af
     assert overlapped.tokens("a") == [5]
     assert overlapped.tokens("c") == [5] * 4
     overlapped.assert_idle()
+
+
+def test_a_step_that_cannot_be_launched_ends_its_requests_before_another_is_planned(
+    overlapped: Bench,
+) -> None:
+    def fail(step: SchedulerOutput) -> None:
+        if step.step_id == 3:
+            raise ValueError("broken")
+
+    overlapped.runner.at_launch = fail
+    overlapped.post(add("a", max_tokens=9), add("b", prompt=3, max_tokens=2))
+    overlapped.core.step()
+    overlapped.core.step()
+    overlapped.post(add("c", prompt=2, max_tokens=4))  # with a in step 3; b ends with step 2
+    overlapped.core.step()
+    assert overlapped.runner.calls[-2:] == [("launch", 3), ("wait", 2)]
+    assert overlapped.ends("a") == overlapped.ends("c") == [FinishReason.ERROR]
+    assert overlapped.tokens("a") == overlapped.tokens("b") == [5, 5]
+    overlapped.post(add("d", max_tokens=2))
+    overlapped.steps()
+    assert overlapped.tokens("d") == [5, 5]
+    overlapped.assert_idle()
