@@ -28,7 +28,7 @@ def slow_queue(
     tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Its steps take some milliseconds: whoever occupies it does so for long enough."""
-    slow = tiny_model_dir("llama", num_hidden_layers=12)
+    slow = tiny_model_dir("llama", num_hidden_layers=64)
     flags = (f"--max-num-seqs={NUM_RUNNING}", f"--max-num-queued-reqs={NUM_QUEUED}")
     with serve(slow, tmp_path_factory.mktemp("slow_queue"), *flags) as running:
         yield running

@@ -16,7 +16,7 @@ from tests.running_engine import Client, Engine, client, engine_process, next_ev
 
 LONG = 1_900  # tokens
 QUEUE_TIMEOUT_SECONDS = 1.0
-SLOW = {"num_hidden_layers": 12}  # of a tiny model: some milliseconds a step
+SLOW = {"num_hidden_layers": 64}  # of a tiny model: some milliseconds a step, on any machine
 
 
 @pytest.fixture(scope="module")
