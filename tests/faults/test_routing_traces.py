@@ -28,6 +28,7 @@ from traces.stored_spans import StoredSpan, read_spans
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 6
+SLOW = {"num_hidden_layers": 64}  # what is to fill an engine runs for seconds, on any machine
 
 
 @contextlib.contextmanager
@@ -99,7 +100,7 @@ async def test_each_trace_names_the_engine_that_served_it(
     trace_dir = tmp_path / "traces"
     flags = (f"--trace-dir={trace_dir}", "--max-num-seqs=1", "--max-num-queued-reqs=1")
     with (
-        two_engines(tiny_model_dir("llama"), tmp_path, *flags) as engines,
+        two_engines(tiny_model_dir("llama", **SLOW), tmp_path, *flags) as engines,
         facade_process(engines, trace_dir) as url,
     ):
         model = engines[0].model
