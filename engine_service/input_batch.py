@@ -75,7 +75,6 @@ class InputBuffers:
     ) -> None:
         self._block_size = block_size
         self._spare_block = spare_block
-        self.max_blocks = max_blocks
         fields = {
             "input_ids": (max_tokens, np.int64),
             "positions": (max_tokens, np.int64),
