@@ -25,9 +25,9 @@ void attend_part(const AttentionCall& call, const AttentionPlan& plan, const Att
 
 void attend_whole(const AttentionCall& call, const Tile& tile, Partitions partitions,
                   Worker& worker) {
-  const int64_t size = Partial::size(call, tile.num_tokens);
-  const Partial merged(call, tile.num_tokens, worker.merged.reserve(size));
-  const Partial partial(call, tile.num_tokens, worker.partial.reserve(size));
+  const int64_t size = Partial::size(call, tile);
+  const Partial merged(call, tile, worker.merged.reserve(size));
+  const Partial partial(call, tile, worker.partial.reserve(size));
   worker.attention.start(call, tile);
   // The first partition that the tile sees is the first of every row that sees it.
   worker.attention.attend(partitions.begin, merged);

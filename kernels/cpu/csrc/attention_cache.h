@@ -1,4 +1,4 @@
-// One KV head's keys and values in one partition of a request's context.
+// The keys and values of one partition of a request's context, of one KV head and those after it.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +26,8 @@ class CachedPartition {
       : cache_(cache), shape_(shape), kv_head_(kv_head), block_table_(block_table),
         start_(partition * kPartitionKeys) {}
 
-  // Whether a chunk's keys are neighbours, and all there is to load are whole vectors.
-  bool can_be_read_in_place() const {
-    return chunks_are_whole() && shape_.head_dim % kLanes == 0;
-  }
+  // From a KV head's first element in a block to the next head's.
+  int64_t head_stride() const { return shape_.head_dim * cache_.block_size; }
 
   // Of chunks [first, end); `context_end` is where the tile's context ends.
   void find_chunks(int64_t first, int64_t end, int64_t context_end,

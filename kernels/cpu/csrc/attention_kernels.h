@@ -32,7 +32,7 @@ constexpr int kPartitionChunks = kPartitionKeys / kChunkKeys;
 // blocks, which may lie anywhere.
 constexpr int kChunksAhead = 4;
 
-inline void fetch(const void* address) { __builtin_prefetch(address, 0, 2); }
+inline void fetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 // Calls body(integral_constant<int, rows>()), 1 <= rows <= kMicroRows.
 template <class Body>
@@ -83,11 +83,12 @@ struct PackedKeys {
 template <class Element>
 struct CachedKeys {
   static constexpr bool kFetchAhead = true;
-  const Element* const* chunks;  // kChunksAhead more than are asked for
+  const Element* const* chunks;  // of the tile's first KV head; kChunksAhead more than are asked for
   int64_t block_size;
+  int64_t offset;  // of the KV head
 
-  const Element* chunk(int c) const { return chunks[c]; }
-  const Element* ahead(int c) const { return chunks[c + kChunksAhead]; }
+  const Element* chunk(int c) const { return chunks[c] + offset; }
+  const Element* ahead(int c) const { return chunks[c + kChunksAhead] + offset; }
   int64_t stride() const { return block_size; }
 };
 
@@ -187,7 +188,7 @@ struct CachedValues {
   static constexpr bool kFetchAhead = true;
   const Element* const* chunks;  // the first row of each, and kChunksAhead more
   int64_t head_dim;
-  int64_t column;
+  int64_t column;  // and where the KV head begins
 
   const Element* row(int64_t key) const { return row_of(key / kChunkKeys, key); }
   const Element* ahead(int64_t key) const { return row_of(key / kChunkKeys + kChunksAhead, key); }

@@ -6,6 +6,7 @@ namespace firsttoken {
 namespace {
 
 constexpr int64_t kMaxRows = 96;  // of a tile: its queries and a chunk's keys fit the L1 cache
+constexpr int kRequestsOfThread = 4;  // enough that threads end at about the same time
 
 // In units of one row against one key. To read a key takes as long as some rows' arithmetic.
 int64_t cost_of(const AttentionCall& call, const Tile& tile, Partitions partitions) {
@@ -13,7 +14,7 @@ int64_t cost_of(const AttentionCall& call, const Tile& tile, Partitions partitio
   const int64_t context = tile.first_position + tile.num_tokens;
   const int64_t end = std::min(partitions.end * kPartitionKeys, context);
   const int64_t num_keys = end - partitions.begin * kPartitionKeys;
-  return num_keys * (tile.num_tokens * call.group() + kReading);
+  return num_keys * tile.num_kv_heads * (tile.rows_of_head(call) + kReading);
 }
 
 }  // namespace
@@ -23,26 +24,30 @@ void AttentionPlan::make(const AttentionCall& call, const Batch& batch, const fl
   tiles_.clear();
   items_.clear();
   divided_tiles_.clear();
-  add_tiles(call, batch, q, out);
+  add_tiles(call, batch, q, out, num_threads);
   add_items(call, num_threads);
   bundle_items(call, num_threads);
 }
 
+// Where there are enough requests for all threads, a few queries have one tile for all KV heads.
 void AttentionPlan::add_tiles(const AttentionCall& call, const Batch& batch, const float* q,
-                              float* out) {
-  const int64_t group = call.group(), head_dim = call.shape.head_dim;
+                              float* out, int num_threads) {
+  const int64_t group = call.group(), num_kv_heads = call.shape.num_kv_heads;
   const int64_t tokens_at_once = std::max<int64_t>(1, kMaxRows / group);
+  const bool enough_requests = batch.num_requests >= kRequestsOfThread * num_threads;
   for (int64_t r = 0; r < batch.num_requests; ++r) {
     const int64_t begin = batch.query_start_loc_R1[r], end = batch.query_start_loc_R1[r + 1];
     const int64_t first_position = batch.seq_lens_R[r] - (end - begin);
     const int32_t* block_table = batch.block_table_RM + r * batch.blocks_per_row;
     for (int64_t token = begin; token < end; token += tokens_at_once) {
-      for (int64_t kv_head = 0; kv_head < call.shape.num_kv_heads; ++kv_head) {
-        const int64_t first_head = kv_head * group * head_dim;
+      const int64_t num_tokens = std::min(tokens_at_once, end - token);
+      const bool all_heads = enough_requests && reads_in_place(call, num_tokens);
+      const int64_t heads_at_once = all_heads ? num_kv_heads : 1;
+      for (int64_t kv_head = 0; kv_head < num_kv_heads; kv_head += heads_at_once) {
+        const int64_t first_head = kv_head * group * call.shape.head_dim;
         tiles_.push_back({q + token * call.q_stride + first_head,
-                          out + token * call.out_stride + first_head,
-                          std::min(tokens_at_once, end - token), first_position + token - begin,
-                          kv_head, block_table});
+                          out + token * call.out_stride + first_head, num_tokens,
+                          first_position + token - begin, kv_head, heads_at_once, block_table});
       }
     }
   }
@@ -59,7 +64,7 @@ void AttentionPlan::add_items(const AttentionCall& call, int num_threads) {
     const Partitions all = partitions_of(call, tile);
     const int64_t at_once = std::max<int64_t>(1, most * all.count() / cost_of(call, tile, all));
     const bool divide = all.count() > at_once;
-    const int64_t size = Partial::size(call, tile.num_tokens);
+    const int64_t size = Partial::size(call, tile);
     const auto item = [&](Partitions partitions) {
       const int64_t partials = partials_size + (partitions.begin - all.begin) * size;
       return AttentionItem{static_cast<int64_t>(t), partitions, divide, partials};
@@ -93,10 +98,9 @@ void AttentionPlan::bundle_items(const AttentionCall& call, int num_threads) {
 
 Partial AttentionPlan::partial(const AttentionCall& call, const AttentionItem& item,
                                int64_t partition) const {
-  const int64_t num_tokens = tile_of(item).num_tokens;
-  const int64_t size = Partial::size(call, num_tokens);
-  const int64_t offset = item.partials + (partition - item.partitions.begin) * size;
-  return Partial(call, num_tokens, partials_.data() + offset);
+  const Tile& tile = tile_of(item);
+  const int64_t offset = (partition - item.partitions.begin) * Partial::size(call, tile);
+  return Partial(call, tile, partials_.data() + item.partials + offset);
 }
 
 }  // namespace firsttoken

@@ -40,7 +40,8 @@ class AttentionPlan {
   Partial partial(const AttentionCall& call, const AttentionItem& item, int64_t partition) const;
 
  private:
-  void add_tiles(const AttentionCall& call, const Batch& batch, const float* q, float* out);
+  void add_tiles(const AttentionCall& call, const Batch& batch, const float* q, float* out,
+                 int num_threads);
   void add_items(const AttentionCall& call, int num_threads);
   void bundle_items(const AttentionCall& call, int num_threads);
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention_cache.h"
 #include "attention_kernels.h"
 #include "batch.h"
 #include "buffer.h"
@@ -30,16 +31,36 @@ struct AttentionCall {
   int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
 };
 
-// Neighbouring queries of a request with all the query heads that share a KV head; these are the
-// tile's rows X, in the order token, head.
+// Neighbouring queries of a request with all the query heads of some KV heads; these are the tile's
+// rows X, in the order KV head, token, head.
 struct Tile {
   const float* q;  // of the first row
   float* out;
   int64_t num_tokens;
   int64_t first_position;  // of the first token
-  int64_t kv_head;
+  int64_t first_kv_head;
+  int64_t num_kv_heads;
   const int32_t* block_table;
+
+  int64_t rows_of_head(const AttentionCall& call) const { return num_tokens * call.group(); }
+  int64_t num_rows(const AttentionCall& call) const { return num_kv_heads * rows_of_head(call); }
+
+  int64_t token(const AttentionCall& call, int64_t row) const {
+    return row / call.group() % num_tokens;
+  }
+  int64_t position(const AttentionCall& call, int64_t row) const {
+    return first_position + token(call, row);
+  }
+  // Where a row's query, or what becomes of it, lies behind the first one's.
+  int64_t offset(const AttentionCall& call, int64_t row, int64_t stride) const {
+    const int64_t head = row / rows_of_head(call) * call.group() + row % call.group();
+    return token(call, row) * stride + head * call.shape.head_dim;
+  }
 };
+
+// Whether so many queries of a request read the cache as it lies; only then may a tile have more
+// than one KV head. More would convert each number too often, and have it packed instead.
+bool reads_in_place(const AttentionCall& call, int64_t num_tokens);
 
 // The partitions that a tile sees anything of: [begin, end).
 struct Partitions {
@@ -56,8 +77,8 @@ struct Partial {
   float* total_X;
   float* sums_XD;  // columns filled up to whole panels
 
-  static int64_t size(const AttentionCall& call, int64_t num_tokens);  // floats
-  Partial(const AttentionCall& call, int64_t num_tokens, float* memory);
+  static int64_t size(const AttentionCall& call, const Tile& tile);  // floats
+  Partial(const AttentionCall& call, const Tile& tile, float* memory);
 };
 
 // Computes tiles, one after the other. Holds memory for it: one for each thread.
@@ -75,6 +96,9 @@ class TileAttention {
     int64_t end;
 
     int count() const { return static_cast<int>(end - begin); }
+    Span within(Span other) const {
+      return {std::max(begin, other.begin), std::min(end, other.end)};
+    }
     Span in_chunks() const {
       return {begin / kChunkKeys, (end + kChunkKeys - 1) / kChunkKeys};
     }
@@ -82,7 +106,7 @@ class TileAttention {
 
   void find_seen();
   Span seen_by_any(Span rows) const;
-  Span micro_tile(int64_t index) const;  // rows
+  Span micro_tile(int64_t head, int64_t index) const;  // rows
   float* queries_of(Span rows) const;
   float* scores_of(int64_t row) const { return scores_.data() + row * kPartitionKeys; }
   int64_t sums_stride() const;
@@ -90,22 +114,28 @@ class TileAttention {
   template <class Element>
   void attend_elements(int64_t partition, const Partial& partial);
   template <class Element>
-  void score_in_place(const Element* const* chunks);
+  void attend_in_place(const CachedPartition<Element>& cached, const Partial& partial);
+  template <class Element>
+  void attend_packed(const CachedPartition<Element>& cached, const Partial& partial);
+  template <class Element>
+  void score_in_place(Span chunks, Span rows, const Element* const* starts, int64_t head_offset);
   void score_packed(int64_t chunk);
   void weigh(const Partial& partial);
   template <class Element>
-  void add_in_place(const Element* const* chunks, float* sums);
-  void add_packed(float* sums);
+  void add_in_place(Span keys, Span rows, const Element* const* starts, int64_t head_offset,
+                    float* sums);
+  void add_packed(Span keys, float* sums);
   template <int kVectors, class Values>
-  void add_columns(Span rows, const Values& values, float* sums);
+  void add_columns(Span keys, Span rows, const Values& values, float* sums);
 
   const AttentionCall* call_ = nullptr;
   const Tile* tile_ = nullptr;
   int64_t num_rows_ = 0;
-  int64_t num_micro_tiles_ = 0;
+  int64_t rows_of_head_ = 0;
+  int64_t micro_tiles_of_head_ = 0;
   int64_t partition_start_ = 0;  // position
-  // Which keys of the partition each row sees. Neither begin nor end falls from row to row; where
-  // they are empty they may lie anywhere.
+  // Which keys of the partition each row sees. Neither begin nor end falls from row to row of a
+  // head; where they are empty they may lie anywhere.
   std::vector<Span> seen_X_;
   FloatBuffer queries_;  // scaled; of each micro-tile [head_dim, rows]
   FloatBuffer scores_;   // [X, kPartitionKeys]; then the weights

@@ -7,6 +7,14 @@
 
 namespace firsttoken {
 
+constexpr int64_t kFloatsOfLine = 16;
+
+// From row to row, in floats: whole cache lines, and an odd number of them. With a power of two
+// the lines of one column would all fall into a few sets of the cache, and push each other out.
+inline int64_t row_stride(int64_t size) {
+  return ((size + kFloatsOfLine - 1) / kFloatsOfLine | 1) * kFloatsOfLine;
+}
+
 // Begins at a cache line. Growing loses the contents.
 class FloatBuffer {
  public:
@@ -25,7 +33,6 @@ class FloatBuffer {
 
  private:
   static constexpr size_t kLineBytes = 64;
-  static constexpr int64_t kFloatsOfLine = 16;
   struct Free {
     void operator()(float* memory) const { std::free(memory); }
   };

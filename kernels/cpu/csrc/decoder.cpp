@@ -2,12 +2,12 @@
 // barriers of the pool only. Each stage calls what the single ops call, in their order, so that a
 // row has the same bits either way.
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "activation.h"
 #include "attention.h"
 #include "batch.h"
+#include "buffer.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotary.h"
@@ -73,31 +73,23 @@ class Decoder {
 
   // Grown to the largest step seen.
   PreparedRows rows_;
-  std::vector<float> qkv_TO_;
-  std::vector<float> attended_THN_;
-  std::vector<float> gate_up_TG_;
-  std::vector<float> scratch_;  // one row for each thread
+  FloatBuffer qkv_TO_;
+  FloatBuffer attended_TO_;
+  FloatBuffer gate_up_TG_;
+  FloatBuffer scratch_;  // one row for each thread
   int64_t scratch_size_ = 0;
 };
-
-namespace {
-
-void grow(std::vector<float>& buffer, int64_t size) {
-  if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
-}
-
-}  // namespace
 
 void Decoder::forward(ThreadPool& pool, const Batch& batch, const KVCache& cache,
                       float* hidden_TH) {
   const HeadShape& heads = shape_.heads;
   const int64_t num_tokens = batch.num_tokens;
-  const int64_t query_size = heads.num_heads * heads.head_dim;
-  grow(qkv_TO_, num_tokens * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim);
-  grow(attended_THN_, num_tokens * query_size);
-  grow(gate_up_TG_, num_tokens * 2 * shape_.inner_size);
+  const int64_t num_qkv_heads = heads.num_heads + 2 * heads.num_kv_heads;
+  qkv_TO_.reserve(num_tokens * row_stride(num_qkv_heads * heads.head_dim));
+  attended_TO_.reserve(num_tokens * row_stride(heads.num_heads * heads.head_dim));
+  gate_up_TG_.reserve(num_tokens * row_stride(2 * shape_.inner_size));
   scratch_size_ = std::max(shape_.hidden_size, shape_.inner_size);
-  grow(scratch_, pool.num_threads() * scratch_size_);
+  scratch_.reserve(pool.num_threads() * scratch_size_);
 
   uint8_t* keys = cache.data;
   for (const DecoderLayer& layer : layers_) {
@@ -115,13 +107,14 @@ void Decoder::attend(ThreadPool& pool, const Batch& batch, const DecoderLayer& l
   const int64_t num_tokens = batch.num_tokens;
   const int64_t query_size = heads.num_heads * heads.head_dim;
   const int64_t kv_size = heads.num_kv_heads * heads.head_dim;
-  const int64_t qkv_size = query_size + 2 * kv_size;
+  const int64_t qkv_stride = row_stride(query_size + 2 * kv_size);
+  const int64_t attended_stride = row_stride(query_size);
 
   normalise(pool, layer.qkv.format, num_tokens, layer.input_norm_H, hidden_TH);
-  linear(pool, layer.qkv, rows_, layer.qkv_bias_O, qkv_TO_.data(), qkv_size, false);
+  linear(pool, layer.qkv, rows_, layer.qkv_bias_O, qkv_TO_.data(), qkv_stride, false);
 
   pool.for_each(num_tokens, [&](int64_t token, int) {
-    float* q_ND = qkv_TO_.data() + token * qkv_size;
+    float* q_ND = qkv_TO_.data() + token * qkv_stride;
     float* k_KD = q_ND + query_size;
     if (layer.q_norm_D != nullptr) {
       for (float* head = q_ND; head < k_KD; head += heads.head_dim) {
@@ -136,26 +129,26 @@ void Decoder::attend(ThreadPool& pool, const Batch& batch, const DecoderLayer& l
                            batch.slot_mapping_T[token], heads, cache);
   });
   paged_attention(pool, batch, heads, cache, shape_.attention_scale, layer.sliding_window,
-                  qkv_TO_.data(), qkv_size, attended_THN_.data(), query_size);
+                  qkv_TO_.data(), qkv_stride, attended_TO_.data(), attended_stride);
 
   rows_.resize(layer.output.format, num_tokens, query_size);
   pool.for_each(num_tokens, [&](int64_t token, int) {
-    rows_.set_row(token, attended_THN_.data() + token * query_size);
+    rows_.set_row(token, attended_TO_.data() + token * attended_stride);
   });
   linear(pool, layer.output, rows_, layer.output_bias_H, hidden_TH, shape_.hidden_size, true);
 }
 
 void Decoder::feed_forward(ThreadPool& pool, int64_t num_tokens, const DecoderLayer& layer,
                            float* hidden_TH) {
-  const int64_t gate_up_size = 2 * shape_.inner_size;
+  const int64_t gate_up_stride = row_stride(2 * shape_.inner_size);
   normalise(pool, layer.gate_up.format, num_tokens, layer.post_attention_norm_H, hidden_TH);
-  linear(pool, layer.gate_up, rows_, layer.gate_up_bias_G, gate_up_TG_.data(), gate_up_size,
+  linear(pool, layer.gate_up, rows_, layer.gate_up_bias_G, gate_up_TG_.data(), gate_up_stride,
          false);
 
   rows_.resize(layer.down.format, num_tokens, shape_.inner_size);
   pool.for_each(num_tokens, [&](int64_t token, int thread) {
     float* inner_F = scratch_of(thread);
-    silu_mul_row(gate_up_TG_.data() + token * gate_up_size, shape_.inner_size, inner_F);
+    silu_mul_row(gate_up_TG_.data() + token * gate_up_stride, shape_.inner_size, inner_F);
     rows_.set_row(token, inner_F);
   });
   linear(pool, layer.down, rows_, layer.down_bias_H, hidden_TH, shape_.hidden_size, true);

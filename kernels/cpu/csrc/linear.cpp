@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::integral_constant<int, kLanes> kAllLanes;
 
+// The rows of a tile's outputs lie pages apart: nobody else fetches them before they are written.
+constexpr int64_t kRowsAhead = 12;
+
 void multiply_tile(const PackedMatrix& matrix, int64_t tile, const RowBlock& x, float* y_T16) {
   const int64_t num_groups = ceil_div(matrix.num_inputs, kGroupInputs);
   switch (matrix.format) {
@@ -57,6 +60,7 @@ void linear(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
     for (int64_t row = 0; row < rows.num_rows; ++row) {
       float* to = y + (x.first_row(block) + row) * y_stride + first;
       const float* from = y_T16 + row * kTileOutputs;
+      if (row + kRowsAhead < rows.num_rows) __builtin_prefetch(to + kRowsAhead * y_stride, 1);
       for (int at = 0; at < count; at += kLanes) {
         const float* const bias_8 = bias == nullptr ? nullptr : bias + at;
         if (at + kLanes <= count) {

@@ -231,9 +231,33 @@ inline void add_low_parts(const typename Format::Block& block, const GroupFactor
   }
 }
 
+// One row: its outputs stay in registers over all groups.
+template <class Format>
+void multiply_row(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
+                  float* y_16) {
+  F8 y[kHalves] = {};
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const typename Format::Block& block = blocks[group];
+    prefetch_after(block);
+    const GroupFactors<Format> factors(block);
+    const auto row = rows_of_group<Format>(x, group);
+    I8 dots[1][kHalves];
+    multiply_group<Format, 1>(block, row.values, dots);
+    for (int half = 0; half < kHalves; ++half) {
+      const F8 scaled = factors.scales[half] * to_float(dots[0][half]);
+      y[half] = fma(scaled, broadcast(row.scales[0]), y[half]);
+      if constexpr (Format::kHasOffsets) {
+        y[half] = fma(factors.offsets[half], broadcast(row.sums[0]), y[half]);
+      }
+    }
+  }
+  for (int half = 0; half < kHalves; ++half) store(y_16 + half * kLanes, y[half]);
+}
+
 template <class Format>
 void multiply_all_rows(const typename Format::Block* blocks, int64_t num_groups, const RowBlock& x,
                        float* y_T16) {
+  if (x.num_rows == 1) return multiply_row<Format>(blocks, num_groups, x, y_T16);
   std::memset(y_T16, 0, sizeof(float) * static_cast<size_t>(x.num_rows * kTileOutputs));
   for (int64_t group = 0; group < num_groups; ++group) {
     const typename Format::Block& block = blocks[group];
