@@ -1,25 +1,19 @@
 #include "activation.h"
 
 #include "rows.h"
-#include "simd.h"
 
 namespace firsttoken {
-namespace {
-
-F8 silu(F8 x) { return x / (exp(-x) + 1.0f); }
-
-}  // namespace
 
 void silu_mul_row(const float* gate_up_G, int64_t inner_size, float* out_F) {
   const float* gate = gate_up_G;
   const float* up = gate_up_G + inner_size;
   int64_t i = 0;
   for (; i + kLanes <= inner_size; i += kLanes) {
-    store(out_F + i, silu(load(gate + i)) * load(up + i));
+    store(out_F + i, silu_mul(load(gate + i), load(up + i)));
   }
   if (i < inner_size) {
     const int rest = static_cast<int>(inner_size - i);
-    store_some(out_F + i, silu(load_some(gate + i, rest)) * load_some(up + i, rest), rest);
+    store_some(out_F + i, silu_mul(load_some(gate + i, rest), load_some(up + i, rest)), rest);
   }
 }
 

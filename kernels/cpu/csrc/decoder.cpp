@@ -75,7 +75,7 @@ class Decoder {
   PreparedRows rows_;
   FloatBuffer qkv_TO_;
   FloatBuffer attended_TO_;
-  FloatBuffer gate_up_TG_;
+  FloatBuffer gate_up_TG_;  // or what becomes of it, [T, F]
   FloatBuffer scratch_;  // one row for each thread
   int64_t scratch_size_ = 0;
 };
@@ -140,17 +140,24 @@ void Decoder::attend(ThreadPool& pool, const Batch& batch, const DecoderLayer& l
 
 void Decoder::feed_forward(ThreadPool& pool, int64_t num_tokens, const DecoderLayer& layer,
                            float* hidden_TH) {
-  const int64_t gate_up_stride = row_stride(2 * shape_.inner_size);
   normalise(pool, layer.gate_up.format, num_tokens, layer.post_attention_norm_H, hidden_TH);
-  linear(pool, layer.gate_up, rows_, layer.gate_up_bias_G, gate_up_TG_.data(), gate_up_stride,
-         false);
-
-  rows_.resize(layer.down.format, num_tokens, shape_.inner_size);
-  pool.for_each(num_tokens, [&](int64_t token, int thread) {
-    float* inner_F = scratch_of(thread);
-    silu_mul_row(gate_up_TG_.data() + token * gate_up_stride, shape_.inner_size, inner_F);
-    rows_.set_row(token, inner_F);
-  });
+  if (halves_are_whole_tiles(layer.gate_up)) {
+    const int64_t stride = row_stride(shape_.inner_size);
+    linear_silu_mul(pool, layer.gate_up, rows_, layer.gate_up_bias_G, gate_up_TG_.data(), stride);
+    rows_.resize(layer.down.format, num_tokens, shape_.inner_size);
+    pool.for_each(num_tokens, [&](int64_t token, int) {
+      rows_.set_row(token, gate_up_TG_.data() + token * stride);
+    });
+  } else {
+    const int64_t stride = row_stride(2 * shape_.inner_size);
+    linear(pool, layer.gate_up, rows_, layer.gate_up_bias_G, gate_up_TG_.data(), stride, false);
+    rows_.resize(layer.down.format, num_tokens, shape_.inner_size);
+    pool.for_each(num_tokens, [&](int64_t token, int thread) {
+      float* inner_F = scratch_of(thread);
+      silu_mul_row(gate_up_TG_.data() + token * stride, shape_.inner_size, inner_F);
+      rows_.set_row(token, inner_F);
+    });
+  }
   linear(pool, layer.down, rows_, layer.down_bias_H, hidden_TH, shape_.hidden_size, true);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "activation.h"
 #include "linear_layout.h"
 #include "linear_tiles.h"
 #include "rows.h"
@@ -15,6 +16,8 @@ constexpr std::integral_constant<int, kLanes> kAllLanes;
 
 // The rows of a tile's outputs lie pages apart: nobody else fetches them before they are written.
 constexpr int64_t kRowsAhead = 12;
+
+void fetch_to_write(const float* line) { __builtin_prefetch(line, 1); }
 
 void multiply_tile(const PackedMatrix& matrix, int64_t tile, const RowBlock& x, float* y_T16) {
   const int64_t num_groups = ceil_div(matrix.num_inputs, kGroupInputs);
@@ -60,7 +63,7 @@ void linear(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
     for (int64_t row = 0; row < rows.num_rows; ++row) {
       float* to = y + (x.first_row(block) + row) * y_stride + first;
       const float* from = y_T16 + row * kTileOutputs;
-      if (row + kRowsAhead < rows.num_rows) __builtin_prefetch(to + kRowsAhead * y_stride, 1);
+      if (row + kRowsAhead < rows.num_rows) fetch_to_write(to + kRowsAhead * y_stride);
       for (int at = 0; at < count; at += kLanes) {
         const float* const bias_8 = bias == nullptr ? nullptr : bias + at;
         if (at + kLanes <= count) {
@@ -68,6 +71,38 @@ void linear(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
         } else {
           store_outputs(load(from + at), bias_8, to + at, count - at, add);
         }
+      }
+    }
+  });
+}
+
+bool halves_are_whole_tiles(const PackedMatrix& matrix) {
+  return matrix.num_outputs % (2 * kTileOutputs) == 0;
+}
+
+void linear_silu_mul(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
+                     const float* bias_O, float* y, int64_t y_stride) {
+  const int64_t half = matrix.num_outputs / 2, num_tiles = half / kTileOutputs;
+  pool.for_each(x.num_blocks() * num_tiles, [&](int64_t item, int) {
+    const int64_t block = item / num_tiles, tile = item % num_tiles;
+    const RowBlock rows = x.block(block);
+    alignas(64) float gate_T16[kMaxBlockRows * kTileOutputs];
+    alignas(64) float up_T16[kMaxBlockRows * kTileOutputs];
+    multiply_tile(matrix, tile, rows, gate_T16);
+    multiply_tile(matrix, tile + num_tiles, rows, up_T16);
+
+    const int64_t first = tile * kTileOutputs;
+    for (int64_t row = 0; row < rows.num_rows; ++row) {
+      float* to = y + (x.first_row(block) + row) * y_stride + first;
+      if (row + kRowsAhead < rows.num_rows) fetch_to_write(to + kRowsAhead * y_stride);
+      for (int at = 0; at < kTileOutputs; at += kLanes) {
+        F8 gate = load(gate_T16 + row * kTileOutputs + at);
+        F8 up = load(up_T16 + row * kTileOutputs + at);
+        if (bias_O != nullptr) {
+          gate += load(bias_O + first + at);
+          up += load(bias_O + half + first + at);
+        }
+        store(to + at, silu_mul(gate, up));
       }
     }
   });

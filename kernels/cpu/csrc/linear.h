@@ -83,4 +83,11 @@ class PreparedRows {
 void linear(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
             const float* bias_O, float* y, int64_t y_stride, bool add);
 
+// y = silu(gate) * up, where gate is the first half of x . W^T + bias and up the second: what
+// `linear` and `silu_mul_row` compute, but neither half is ever written. The halves must be whole
+// tiles.
+bool halves_are_whole_tiles(const PackedMatrix& matrix);
+void linear_silu_mul(ThreadPool& pool, const PackedMatrix& matrix, const PreparedRows& x,
+                     const float* bias_O, float* y, int64_t y_stride);
+
 }  // namespace firsttoken
