@@ -9,12 +9,16 @@ from aiohttp import web
 from opentelemetry import trace
 from opentelemetry.trace import TracerProvider
 
+from access.exposure import is_loopback
 from http_facade.access_log import ACCESS_LOG, AccessLog
+from http_facade.body_memory import BODY_MEMORY, BodyMemory
+from http_facade.connections import CONNECTIONS, Connections
 from http_facade.cors import CORS, Cors
 from http_facade.engine_credentials import EngineTls, engine_client_options
 from http_facade.engine_pool import EnginePool, engine_clients
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
+from http_facade.hosts import HOSTS, Hosts
 from http_facade.keys import KEYS, Keys
 from http_facade.metrics import FacadeMetrics
 from http_facade.middleware import add_headers, around
@@ -33,7 +37,7 @@ def create_app(
     Raises KeysFileError or CertificateError for files that can't be used.
     """
     edge = config.edge
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[around])
+    app = web.Application(middlewares=[around])
     tracing = tracing_of(tracer_provider)
     metrics = FacadeMetrics(tracing)
     engine_tls = None if edge.engine_ssl_ca is None else EngineTls(edge)
@@ -51,11 +55,18 @@ def create_app(
         tracer=trace.get_tracer("http_facade", tracer_provider=tracer_provider),
         slow_traces=SlowTraces(config.trace_slow_ttft_ms / 1000, engines, tracing),
     )
-    app[KEYS] = Keys(edge)
-    app[CORS] = Cors(edge.allowed_origins)
+    app[KEYS] = keys = Keys(edge)
+    app[CORS] = cors = Cors(edge.allowed_origins)
+    app[HOSTS] = Hosts(
+        edge.allowed_hosts,
+        is_guarded=is_loopback(config.host) and not keys.is_required,
+        allowed_origins=cors,
+    )
+    app[CONNECTIONS] = Connections(config.max_connections, metrics.connections)
+    app[BODY_MEMORY] = BodyMemory(config.max_total_body_bytes, metrics.body_bytes)
     app[ACCESS_LOG] = AccessLog(edge.access_log, with_prompts=edge.log_prompts)
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(app[KEYS].follow_file)
+    app.cleanup_ctx.append(keys.follow_file)
     if engine_tls is not None:
         app.cleanup_ctx.append(engine_tls.follow_files)
     app.cleanup_ctx.append(_followed_engines)

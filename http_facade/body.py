@@ -7,7 +7,7 @@ Of duplicate keys the last one counts.
 
 What a body costs lies in its values more than in its bytes: 32 MB of `[1],[1],` would be gigabytes
 of lists, and seconds in which no stream gets a token. So its values are counted, roughly, by their
-punctuation, before it is decoded.
+punctuation, before it is decoded. What all bodies may take together: `body_memory.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import PayloadEncodingError
 
+from http_facade.body_memory import BODY_MEMORY, BodyShare
 from http_facade.errors import ApiError, invalid, unsupported_encoding
+from http_facade.state import STATE
 
 _READ_SECONDS = 120.0  # for a body to arrive
 _MAX_PATH_CHARS = 200
@@ -46,20 +48,28 @@ async def read_json(request: web.Request, max_body_bytes: int) -> object:
     encodings = request.headers.getall(hdrs.CONTENT_ENCODING, [""])
     if len(encodings) > 1 or encodings[0].lower() not in _ENCODINGS:
         raise unsupported_encoding()
-    if request.content_length is not None and request.content_length > max_body_bytes:
-        raise ApiError(
-            413,
-            f"the request body has {request.content_length} bytes; at most {max_body_bytes} "
-            "are taken",
-            code="request_too_large",
-        )
-    return decode_json(await _read(request))
+    says_bytes = request.content_length or 0
+    if says_bytes > max_body_bytes:
+        raise _too_large(f"has {says_bytes} bytes; at most {max_body_bytes} are taken")
+    share = request[STATE].body_share = BodyShare(request.app[BODY_MEMORY])
+    share.hold(says_bytes)
+    return decode_json(await _read(request, max_body_bytes, share))
 
 
-async def _read(request: web.Request) -> bytes:
+def _too_large(what: str) -> ApiError:
+    return ApiError(413, f"the request body {what}", code="request_too_large")
+
+
+async def _read(request: web.Request, max_body_bytes: int, share: BodyShare) -> bytearray:
+    """`share` grows with a body that doesn't say its length, or is compressed."""
+    body = bytearray()
     try:
         async with asyncio.timeout(_READ_SECONDS):
-            return await request.read()
+            async for piece in request.content.iter_any():
+                if len(body) + len(piece) > max_body_bytes:
+                    raise _too_large(f"is too large: at most {max_body_bytes} bytes are taken")
+                share.hold(len(body) + len(piece))
+                body += piece
     except TimeoutError:
         raise ApiError(
             408,
@@ -70,9 +80,10 @@ async def _read(request: web.Request) -> bytes:
         raise invalid(
             None, "the body is not encoded as its headers say", code="bad_encoding"
         ) from None
+    return body
 
 
-def decode_json(data: bytes) -> object:
+def decode_json(data: bytes | bytearray) -> object:
     """Raises ApiError."""
     if _is_too_heavy(data):
         raise ApiError(
@@ -91,7 +102,7 @@ def decode_json(data: bytes) -> object:
         raise _explain(data, error) from None
 
 
-def _is_too_heavy(data: bytes) -> bool:
+def _is_too_heavy(data: bytes | bytearray) -> bool:
     """Exact where the rough count is too much: punctuation within texts is none."""
     if _weight(data) <= _MAX_WEIGHT:
         return False
@@ -101,11 +112,11 @@ def _is_too_heavy(data: bytes) -> bool:
     return _weight(b'""'.join(unescaped.split(b'"')[::2])) > _MAX_WEIGHT
 
 
-def _weight(data: bytes) -> int:
+def _weight(data: bytes | bytearray) -> int:
     return sum(weight * data.count(mark) for mark, weight in _WEIGHTS)
 
 
-def _explain(data: bytes, error: msgspec.DecodeError) -> ApiError:
+def _explain(data: bytes | bytearray, error: msgspec.DecodeError) -> ApiError:
     if not data.strip():
         return invalid(None, "the request body is empty", code="invalid_json")
     fault = _find_fault(data) if len(data) <= _MAX_EXPLAINED_BYTES else None
@@ -127,7 +138,7 @@ def _small(text: str) -> object:
     return 0 if len(text) <= _MAX_INTEGER_DIGITS else _BadNumber()
 
 
-def _find_fault(data: bytes) -> ApiError | None:
+def _find_fault(data: bytes | bytearray) -> ApiError | None:
     """What lenient JSON takes and strict JSON doesn't, by its field."""
     try:
         document: object = json.loads(

@@ -67,14 +67,15 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
 
+    def allows(self, origin: str) -> bool:
+        return self._allows_any or origin.lower() in self._allowed
+
     def _allowed_origin(self, request: web.Request) -> str | None:
         """As the header says it."""
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None:
+        if origin is None or not self.allows(origin):
             return None
-        if self._allows_any:
-            return _ANY
-        return origin if origin.lower() in self._allowed else None
+        return _ANY if self._allows_any else origin
 
 
 CORS: web.AppKey[Cors] = web.AppKey("cors", Cors)

@@ -1,4 +1,4 @@
-"""What may reach the facade and what it says of it: keys, TLS, CORS, access log; and with which
+"""What may reach the facade and what it says of it: keys, TLS, names, CORS, access log; with which
 credentials it calls the engine. The flags, and the configuration they make."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ ADMIN_KEY_VARIABLE = "FIRSTTOKEN_ADMIN_KEY"
 ENGINE_API_KEY_VARIABLE = "FIRSTTOKEN_ENGINE_API_KEY"
 ACCESS_LOGS = ("text", "json", "off")
 SYSTEM_AUTHORITIES = "system"
+_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class EdgeConfig:
     admin_key: ApiKey | None = None
     ssl_certfile: Path | None = None  # None: plain HTTP
     ssl_keyfile: Path | None = None
+    allowed_hosts: tuple[str, ...] | None = None  # names of ours; None: see `hosts.py`; ("*",): any
     allowed_origins: tuple[str, ...] = ()  # of pages elsewhere; ("*",): any
     access_log: str = "text"
     log_prompts: bool = False
@@ -58,15 +61,30 @@ def _key(text: str) -> str:
     return text
 
 
-def _origins(text: str) -> tuple[str, ...]:
+def _listed(text: str, what: str) -> tuple[str, ...]:
     """A JSON list, or names with commas between."""
     try:
         names: object = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise argparse.ArgumentTypeError("origins with commas between, or a JSON list, expected")
-    origins = tuple(name.strip().rstrip("/") for name in names if name.strip())
+        raise argparse.ArgumentTypeError(f"{what} with commas between, or a JSON list, expected")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = _listed(text, "names")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise argparse.ArgumentTypeError(
+                "a host is written as llm.example, *.example or 10.0.0.7, without a port, or as *"
+                f" for any; not {host!r}"
+            )
+    return hosts
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.rstrip("/") for origin in _listed(text, "origins"))
     for origin in origins:
         if origin != "*" and "://" not in origin:
             raise argparse.ArgumentTypeError(
@@ -80,6 +98,15 @@ def add_edge_flags(add: Callable[..., Any]) -> None:
     _add_key_flags(add)
     add("--ssl-certfile", type=Path, help="PEM file: the certificate chain; read anew on a change")
     add("--ssl-keyfile", type=Path, help="PEM file: the certificate's private key")
+    add(
+        "--allowed-hosts",
+        type=_hosts,
+        default=None,
+        metavar="NAME,...",
+        help="further names that requests may ask for (Host): llm.example,*.lan,..., a JSON list, "
+        "or * for any; none: on loopback without keys localhost and loopback addresses only, "
+        "else any",
+    )
     add(
         "--allowed-origins",
         type=_origins,
@@ -146,6 +173,7 @@ def edge_config(args: argparse.Namespace) -> EdgeConfig:
         admin_key=admin_key(digest_of(operators)) if operators else None,
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
+        allowed_hosts=args.allowed_hosts,
         allowed_origins=args.allowed_origins or (),
         access_log=args.access_log,
         log_prompts=args.log_prompts,

@@ -143,6 +143,17 @@ def unavailable(message: str, retry_after_seconds: float | None = None) -> ApiEr
     )
 
 
+def overloaded(message: str) -> ApiError:
+    """This server has no room left, whatever the engine has."""
+    return ApiError(
+        503,
+        message,
+        type="server_error",
+        code="server_overloaded",
+        headers=retry_headers(None),
+    )
+
+
 def internal() -> ApiError:
     return ApiError(
         500, "the server failed to answer this request", type="server_error", code="internal_error"

@@ -15,7 +15,9 @@ from traces.setup import trace_directory
 
 AUTO_PARSER = "auto"
 # Spelt out: `--help` loads no tokenizer. A test compares them with the formats there are.
-TOOL_CALL_PARSERS = (AUTO_PARSER, "hermes", "llama3_json", "mistral", "pythonic", "generic")
+TOOL_CALL_PARSERS = (
+    *(AUTO_PARSER, "hermes", "llama3_json", "mistral", "mistral_v11", "pythonic", "generic"),
+)
 REASONING_PARSERS = (AUTO_PARSER, "none", "qwen3", "deepseek_r1")
 BOTH_REASONING_FIELDS = "both"
 REASONING_FIELDS = (BOTH_REASONING_FIELDS, "reasoning", "reasoning_content")
@@ -32,6 +34,8 @@ class FacadeConfig:
     served_model_names: tuple[str, ...] = ()  # aliases of the first engine's model
     strict_params: bool = False  # unknown fields are 400
     max_body_bytes: int = 32 * 1024 * 1024
+    max_total_body_bytes: int = 256 * 1024 * 1024  # of requests under way, in each process
+    max_connections: int = 4096  # in each process
     max_stop_strings: int = 4
     tool_call_parser: str = AUTO_PARSER  # how the model writes tool calls
     reasoning_parser: str = AUTO_PARSER  # how the model writes its thoughts
@@ -68,6 +72,8 @@ def _number(
 _PORT = _number(int, 0, 65535, "a port from 0 to 65535")
 # What becomes of a body must fit one gRPC message of 64 MiB, and is never larger than the body.
 _BODY_BYTES = _number(int, 1, 63 * 2**20, "a whole number from 1 to 66060288 (63 MiB)")
+_TOTAL_BODY_BYTES = _number(int, 1, 2**50, "a whole number of at least 1")
+_CONNECTIONS = _number(int, 1, 1_000_000, "a whole number from 1 to 1000000")
 _COUNT = _number(int, 1, 2**31 - 1, "a whole number of at least 1")
 _WORKERS = _number(int, 1, 64, "a whole number from 1 to 64")
 _SECONDS = _number(float, 0, 86_400, "seconds from 0 to 86400")
@@ -115,6 +121,20 @@ def build_parser() -> argparse.ArgumentParser:
         type=_BODY_BYTES,
         default=defaults.max_body_bytes,
         help="largest request body",
+    )
+    add(
+        "--max-total-body-bytes",
+        type=_TOTAL_BODY_BYTES,
+        default=defaults.max_total_body_bytes,
+        help="of the bodies of all requests under way, in each worker; beyond it 503, but for "
+        "bodies of up to 64 KiB",
+    )
+    add(
+        "--max-connections",
+        type=_CONNECTIONS,
+        default=defaults.max_connections,
+        help="open at a time, in each worker; beyond it those that wait for a request are closed, "
+        "the longest waiting first, else new ones get 503",
     )
     add(
         "--max-stop-strings",
@@ -239,6 +259,8 @@ def config_from_args(args: argparse.Namespace) -> FacadeConfig:
     engines = tuple(args.engines or FacadeConfig().engines)
     if twice := next((e for e in engines if engines.count(e) > 1), None):
         raise ValueError(f"--engine {twice} is given twice")
+    if args.max_total_body_bytes < args.max_body_bytes:
+        raise ValueError("--max-total-body-bytes must be --max-body-bytes or more")
     trace_dir = trace_directory(args.trace_dir)
     if args.enable_traces_page and trace_dir is None:
         raise ValueError("--enable-traces-page needs a trace store, but --trace-dir says none")
@@ -252,6 +274,8 @@ def config_from_args(args: argparse.Namespace) -> FacadeConfig:
         served_model_names=tuple(names),
         strict_params=args.strict_params,
         max_body_bytes=args.max_body_bytes,
+        max_total_body_bytes=args.max_total_body_bytes,
+        max_connections=args.max_connections,
         max_stop_strings=args.max_stop_strings,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,

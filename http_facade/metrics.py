@@ -75,6 +75,18 @@ class FacadeMetrics:
             ("http_route", "http_response_status_code"),
             registry=self._registry,
         )
+        self.connections = Gauge(
+            "firsttoken_open_connections",
+            "Open connections, of those that --max-connections allows.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self.body_bytes = Gauge(
+            "firsttoken_request_body_bytes",
+            "Bytes held of --max-total-body-bytes, by requests under way.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
         self._dropped_spans = Counter(
             "firsttoken_trace_spans_dropped",
             "Spans lost because an exporter was too slow or failed.",

@@ -4,7 +4,7 @@ Whatever a handler raises becomes an answer here, except a cancellation: the cli
 (aiohttp cancels the handler; a client that half-closes its socket counts as gone, too) and 499 is
 logged.
 
-    preflight of a page -> key -> draining? -> the key's requests at once and a minute -> route
+    our name? -> preflight of a page -> room for it? -> key -> draining? -> key's limits -> route
 
 The limits count POSTs: all else only reads, and must stay possible for a key at its limit.
 """
@@ -20,9 +20,11 @@ from aiohttp import hdrs, web
 from http_facade.access_log import ACCESS_LOG
 from http_facade.cors import CORS
 from http_facade.decode import ignored_header
-from http_facade.errors import ApiError, from_http_exception, internal, unavailable
+from http_facade.errors import ApiError, from_http_exception, internal, overloaded, unavailable
 from http_facade.facade import FACADE
+from http_facade.hosts import HOSTS
 from http_facade.keys import KEYS, PROBES
+from http_facade.patience import PatientHandler
 from http_facade.state import STATE, RequestState, new_state
 
 CLIENT_GONE = 499
@@ -55,10 +57,11 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _answer(
     request: web.Request, handler: Handler, state: RequestState
 ) -> web.StreamResponse:
-    preflight = request.app[CORS].preflight(request)
-    if preflight is not None:
-        return preflight
     try:
+        request.app[HOSTS].check(request)
+        preflight = request.app[CORS].preflight(request)
+        if preflight is not None:
+            return preflight
         _admit(request, state)
         return await handler(request)
     except ApiError as error:
@@ -75,6 +78,8 @@ async def _answer(
 
 
 def _admit(request: web.Request, state: RequestState) -> None:
+    if _is_over_limit(request) and request.path not in PROBES:
+        raise overloaded("the server has as many connections as it takes")
     keys = request.app[KEYS]
     state.key = key = keys.caller(request)
     if key is not None:
@@ -88,7 +93,14 @@ def _admit(request: web.Request, state: RequestState) -> None:
         state.allowance = keys.enter(key)
 
 
+def _is_over_limit(request: web.Request) -> bool:
+    connection = request.protocol
+    return isinstance(connection, PatientHandler) and connection.is_over_limit
+
+
 def _leave(state: RequestState, status: int) -> None:
+    if state.body_share is not None:
+        state.body_share.release()
     if state.allowance is not None:
         is_used = status < HTTPStatus.BAD_REQUEST or _is_callers_end(state, status)
         state.allowance.leave(state.prompt_tokens + state.completion_tokens if is_used else 0)

@@ -18,13 +18,14 @@ _REF = "#/components/schemas/{name}"
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, and `param` names it; or the prompt is too long for the model.",
     401: "No valid key was sent.",
-    403: "The key may not do this.",
+    403: "The key may not do this, or the server doesn't go by the name that was asked for.",
     404: "No such model, or no such thing.",
     413: "The body is larger than is taken.",
     415: "The body is not JSON, or is encoded in a way that is not read.",
     429: "The queue is full, or a limit of the key is reached: retry after the time that is said.",
     500: "A fault of the server.",
-    503: "The engine is not there, or the server is stopping: retry after the time that is said.",
+    503: "The engine is not there, or the server is stopping or has no room: retry after the time"
+    " that is said.",
     504: "The deadline of the request passed.",
 }
 _RETRY_STATUSES = (429, 503)

@@ -16,8 +16,8 @@ from http_facade.routes.probes import Health, Readiness
 from http_facade.routes.texts import DetokenizeBody, RenderBody, TokenizeBody
 from http_facade.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-_GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503, 504)
-_TEXT_ERRORS = (400, 401, 404, 413, 415, 500, 503)
+_GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
+_TEXT_ERRORS = (400, 401, 403, 404, 413, 415, 500, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Operation:
     media_types: tuple[str, ...] = ()  # then
     result: str = "The answer."
     events: tuple[type[Struct], ...] = ()  # what a stream's events may hold
-    errors: tuple[int, ...] = (401, 500)
+    errors: tuple[int, ...] = (401, 403, 500, 503)
     has_deadline: bool = False  # takes x-request-timeout
     is_open: bool = False  # asks for no key
     is_page: bool = False  # a browser opens it
@@ -116,7 +116,6 @@ OPERATIONS: tuple[Operation, ...] = (
         "Models",
         "Lists the models",
         answer=ModelList,
-        errors=(401, 500, 503),
     ),
     Operation(
         "GET",
@@ -125,7 +124,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Models",
         "Tells of one model",
         answer=ModelBody,
-        errors=(401, 404, 500, 503),
+        errors=(401, 403, 404, 500, 503),
     ),
     Operation(
         "GET",
@@ -178,7 +177,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/assets/{name}", "asset", "Pages", "What the pages are made of",
         media_types=("text/css", "text/javascript", "image/svg+xml"), result="A file.",
-        errors=(401, 404, 500), is_page=True,
+        errors=(401, 403, 404, 500, 503), is_page=True,
     ),
 )  # fmt: skip
 
@@ -186,11 +185,12 @@ OPERATIONS: tuple[Operation, ...] = (
 TRACE_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/traces", "tracesPage", "Traces", "Requests of the trace store, in a browser",
-        media_types=("text/html",), result="A page.", errors=(401, 403, 500), is_page=True,
+        media_types=("text/html",), result="A page.", is_page=True,
     ),
     Operation(
         "GET", "/traces/{trace_id}", "tracePage", "Traces", "One request's waterfall",
-        media_types=("text/html",), result="A page.", errors=(401, 403, 404, 500), is_page=True,
+        media_types=("text/html",), result="A page.", errors=(401, 403, 404, 500, 503),
+        is_page=True,
     ),
     Operation(
         "GET",
@@ -202,7 +202,7 @@ TRACE_OPERATIONS: tuple[Operation, ...] = (
         " those that failed), `limit` (100; at most 500).",
         media_types=("application/json",),
         result="The requests, and whether the whole store was read.",
-        errors=(400, 401, 403, 500),
+        errors=(400, 401, 403, 500, 503),
         is_page=True,
     ),
     Operation(
@@ -214,7 +214,7 @@ TRACE_OPERATIONS: tuple[Operation, ...] = (
         "Query: `span`, which of several requests of the trace, by its `span_id`.",
         media_types=("application/json",),
         result="What `firsttoken ttft --json` tells, with the waterfall's rows and the spans.",
-        errors=(400, 401, 403, 404, 500),
+        errors=(400, 401, 403, 404, 500, 503),
         is_page=True,
     ),
 )  # fmt: skip

@@ -4,6 +4,7 @@
     idle     between an answer and the first bytes of the next request
     unread   of an answer that is there, the client takes nothing
 
+Of one over the limit (`connections.py`) the head has less time, and its first answer is the last.
 The body has a limit of its own (`body.py`), and so has the TLS handshake (`tls.py`). While the
 engine is at work a connection may keep still for as long as that takes.
 """
@@ -19,7 +20,10 @@ import termios
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from http_facade.connections import Connections
+
 _HEAD_SECONDS = 60.0
+_HEAD_SECONDS_OVER_LIMIT = 5.0
 # Longer than load balancers keep theirs (up to 600): the side that asks should be first to close,
 # else a request may meet a connection that is just being closed.
 _IDLE_SECONDS = 620.0
@@ -29,19 +33,36 @@ logger = logging.getLogger(__name__)
 
 
 class PatientHandler(RequestHandler):
-    __slots__ = ("_head_timer", "_unread_bytes", "_unread_timer")
+    __slots__ = (
+        "_connections",
+        "_head_timer",
+        "_unread_bytes",
+        "_unread_timer",
+        "is_over_limit",
+    )
 
-    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        connections: Connections,
+    ) -> None:
         super().__init__(manager, loop=loop, keepalive_timeout=_IDLE_SECONDS)
+        self._connections = connections
+        self.is_over_limit = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0  # that were waiting for the client at the last look
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._head_timer = self._loop.call_later(_HEAD_SECONDS, self._head_is_late)
+        self.is_over_limit = not self._connections.opened(self)
+        seconds = _HEAD_SECONDS_OVER_LIMIT if self.is_over_limit else _HEAD_SECONDS
+        self._head_timer = self._loop.call_later(seconds, self._head_is_late)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.closed(self)
         super().connection_lost(exc)
         self._forget_head()
         self._forget_unread()
@@ -53,8 +74,19 @@ class PatientHandler(RequestHandler):
         super().data_received(data)
         if self._request_count > num_heads:
             self._forget_head()
+            self._connections.is_asked(self)
         elif data and self._head_timer is None and self._waits_for_a_request:
             self._head_timer = self._loop.call_later(_HEAD_SECONDS, self._head_is_late)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if self.is_over_limit:
+            resp.force_close()
+        finished = await super().finish_response(request, resp, start_time)
+        if not self._messages:
+            self._connections.waits(self)
+        return finished
 
     @property
     def _waits_for_a_request(self) -> bool:

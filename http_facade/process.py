@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from dataclasses import replace
 
 from http_facade.flags import FacadeConfig
 
@@ -20,11 +21,13 @@ def configure_logs(config: FacadeConfig) -> None:
 def run_facade(config: FacadeConfig, *, shares_port: bool = False) -> int:
     """Returns the exit code. `shares_port`: other processes listen on it, too."""
     from http_facade.access_log import configure_access_log
+    from http_facade.open_files import allow_connections
     from http_facade.server import serve  # heavy; --print-flags and --help do without
     from traces.setup import configure_tracing
 
     configure_logs(config)
     configure_access_log(config.edge.access_log)
+    config = replace(config, max_connections=allow_connections(config.max_connections))
     tracing = configure_tracing(
         "firsttoken-facade",
         directory=config.trace_dir,

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
 
 from http_facade.access_log import AccessLog
+from http_facade.connections import Connections
 from http_facade.errors import ApiError, from_http_exception, internal, unsupported_encoding
 from http_facade.middleware import mark
 from http_facade.patience import PatientHandler
@@ -27,9 +28,14 @@ class FacadeProtocol(PatientHandler):
     __slots__ = ("_lines",)
 
     def __init__(
-        self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, lines: AccessLog
+        self,
+        manager: web.Server,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        connections: Connections,
+        lines: AccessLog,
     ) -> None:
-        super().__init__(manager, loop=loop)
+        super().__init__(manager, loop=loop, connections=connections)
         self._lines = lines
 
     def log_access(

@@ -28,6 +28,7 @@ from access.keys_file import KeysFileError
 from clients.errors import EngineUnavailable
 from http_facade.access_log import ACCESS_LOG
 from http_facade.app import create_app
+from http_facade.connections import CONNECTIONS
 from http_facade.facade import FACADE, Facade
 from http_facade.flags import FacadeConfig
 from http_facade.keys import KEYS
@@ -107,7 +108,9 @@ async def _accepting(
         raise RuntimeError("the runner was not set up")
     loop = asyncio.get_running_loop()
     accepting = await loop.create_server(
-        lambda: FacadeProtocol(server, loop=loop, lines=app[ACCESS_LOG]),
+        lambda: FacadeProtocol(
+            server, loop=loop, connections=app[CONNECTIONS], lines=app[ACCESS_LOG]
+        ),
         sock=listener,
         backlog=_BACKLOG,
         ssl=tls,

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from access.keys import ApiKey
 from access.limits import Allowance
+from http_facade.body_memory import BodyShare
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _RETRY_COUNT = re.compile(r"[0-9]{1,4}")
@@ -26,6 +27,7 @@ class RequestState:
     attempt: int | None = None  # of the caller, from 1; None: it doesn't say
     tenant: str = ""  # whose request it is, by that key
     allowance: Allowance | None = None  # of the key's limits
+    body_share: BodyShare | None = None  # of the memory for bodies; None: nothing was read
     ignored: tuple[str, ...] = ()  # fields for x-ignored-params
     operation: str = ""  # chat, text_completion; empty: no generation
     model: str = ""  # a served name, never what a caller made up

@@ -43,18 +43,21 @@ def cors_headers(headers: Mapping[str, str]) -> set[str]:
 
 
 async def test_closed_by_default(embedded_model_dir: Path) -> None:
-    async with facade_and_fake(embedded_model_dir) as facade:
+    async with facade_and_fake(embedded_model_dir, edge=edge()) as facade:
         status, headers = await preflight(facade, ORIGIN)
-        assert status == 405 and not cors_headers(headers)
+        assert status == 401 and not cors_headers(headers)
         facade.say("fine")
-        status, _, headers = await facade.post(CHAT, chat(), {"origin": ORIGIN})
+        status, _, headers = await facade.post(CHAT, chat(), {**KEY, "origin": ORIGIN})
         assert status == 200  # it is the browser that keeps the page from reading it
         assert not cors_headers(headers) and "vary" not in {name.lower() for name in headers}
 
 
 async def test_what_a_browser_lets_any_page_send_is_refused(embedded_model_dir: Path) -> None:
     """A body without a type, or of a form's types, is sent without a preflight."""
-    async with facade_and_fake(embedded_model_dir) as facade, aiohttp.ClientSession() as session:
+    async with (
+        facade_and_fake(embedded_model_dir, edge=edge()) as facade,
+        aiohttp.ClientSession() as session,
+    ):
         facade.say("fine")
         for headers, expected in (
             ({"origin": ORIGIN}, 415),
@@ -64,7 +67,7 @@ async def test_what_a_browser_lets_any_page_send_is_refused(embedded_model_dir: 
             async with session.post(
                 facade.url + CHAT,
                 data=json.dumps(chat()).encode(),
-                headers=headers,
+                headers={**KEY, **headers},
                 skip_auto_headers=["content-type"],
             ) as answer:
                 assert answer.status == expected, headers

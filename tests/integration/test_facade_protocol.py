@@ -47,33 +47,33 @@ async def exchange(
 
 def post(*headers: str, path: str = CHAT, body: bytes = GOOD) -> bytes:
     length = f"Content-Length: {len(body)}"
-    lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", length]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", length]
     return "\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + body
 
 
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
-        (b"B@D / HTTP/1.1\r\nHost: t\r\n\r\n", 400, "invalid_http"),
+        (b"B@D / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
-        (b"GET /healthz HTTP/9.9\r\nHost: t\r\n\r\n", 400, "invalid_http"),
-        (b"GET /healthz HTTP/1.1\r\nHost: t\r\nno colon\r\n\r\n", 400, "invalid_http"),
+        (b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nno colon\r\n\r\n", 400, "invalid_http"),
         (
-            b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: many\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
             400,
             "invalid_http",
         ),
         (
-            b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
             400,
             "invalid_http",
         ),
         (
-            b"GET / HTTP/1.1\r\nHost: t\r\nx-long: " + b"x" * 20_000 + b"\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nx-long: " + b"x" * 20_000 + b"\r\n\r\n",
             431,
             "headers_too_large",
         ),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431, "headers_too_large"),
     ],
     ids=["method", "tls", "version", "header", "length", "lengths", "long header", "long path"],
 )
@@ -137,6 +137,6 @@ async def test_a_fault_outside_of_every_route_is_enveloped_and_logged(
         raise ZeroDivisionError("a secret of the code")
 
     monkeypatch.setattr("http_facade.middleware.new_state", broken)
-    answer = await exchange(facade, b"GET /healthz HTTP/1.1\r\nHost: t\r\n\r\n")
+    answer = await exchange(facade, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     check_refusal(*answer, 500, "internal_error")
     assert "secret" in caplog.text and "secret" not in str(answer)

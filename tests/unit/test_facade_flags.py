@@ -45,6 +45,13 @@ def test_flags_reach_the_config() -> None:
     )
 
 
+def test_a_largest_body_must_find_room() -> None:
+    config = parse("--max-body-bytes=1000", "--max-total-body-bytes=1000", "--max-connections=7")
+    assert (config.max_total_body_bytes, config.max_connections) == (1000, 7)
+    with pytest.raises(ValueError, match="--max-total-body-bytes"):
+        parse("--max-body-bytes=1000", "--max-total-body-bytes=999")
+
+
 def test_every_tool_format_can_be_chosen() -> None:
     assert (AUTO_PARSER, *TOOL_FORMATS) == TOOL_CALL_PARSERS
     assert parse("--tool-call-parser", "mistral").tool_call_parser == "mistral"
@@ -73,6 +80,11 @@ def test_flags_of_the_edge() -> None:
     assert edge.engine_api_key == "secret" and "secret" not in repr(edge)
     assert (edge.access_log, edge.engine_ssl_ca) == ("json", "system")
     assert parse("--allowed-origins", '["*"]').edge.allowed_origins == ("*",)
+    for hosts in ("llm.example, *.lan,::1,10.0.0.7", '["llm.example", "*.lan", "::1", "10.0.0.7"]'):
+        parsed = parse("--allowed-hosts", hosts).edge.allowed_hosts
+        assert parsed == ("llm.example", "*.lan", "::1", "10.0.0.7")
+    assert parse("--allowed-hosts", "*").edge.allowed_hosts == ("*",)
+    assert parse("--allowed-hosts", "").edge.allowed_hosts == ()
 
 
 @pytest.mark.parametrize(
@@ -94,10 +106,15 @@ def test_flags_that_cannot_go_together(args: tuple[str, ...], says: str) -> None
     [
         ("--api-key", "two words"),
         ("--engine-api-key", ""),
+        ("--allowed-hosts", "http://llm.example"),
+        ("--allowed-hosts", "llm.example:8000"),
+        ("--allowed-hosts", "[1]"),
         ("--allowed-origins", "app.example"),
         ("--allowed-origins", "[1]"),
         ("--allowed-origins", "[broken"),
         ("--access-log", "xml"),
+        ("--max-connections", "0"),
+        ("--max-total-body-bytes", "-1"),
         ("--port", "70000"),
         ("--port", "x"),
         ("--engine", "nohost"),
