@@ -1,7 +1,11 @@
 """The vocabulary as grammars see it: what text each token stands for, from tokenizer.json alone.
 
-Special tokens are left blank, which forbids them inside of text: a template's markers would be
-invisible there. So are the ids of a vocabulary padded beyond its tokenizer.
+Special tokens are left blank, which forbids them: a template's markers would be invisible inside of
+text. So are the ids of a vocabulary padded beyond its tokenizer.
+
+The markers of tool calls are special tokens in some vocabularies. They stand for a byte that no
+text holds: no text can be written with them, and a structural tag may ask for them by their ids
+(`{"type": "token", "token": 5}`), which xgrammar never takes for a blank one.
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ _KINDS = {
     "ByteFallback": "BYTE_FALLBACK",
     "Metaspace": "BYTE_FALLBACK",
 }
+
+_CALL_MARKERS = frozenset(("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>"))
+# The byte 0xFF, which is no part of UTF-8, as each kind writes it.
+_NO_TEXT = {"BYTE_LEVEL": "\u00ff".encode(), "BYTE_FALLBACK": b"<0xFF>", "RAW": b"\xff"}
 
 
 class _AddedToken(msgspec.Struct):
@@ -60,26 +68,28 @@ def read_tokenizer_info(
         file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
     except (OSError, msgspec.DecodeError) as error:
         raise ModelError(f"{path} is not a usable tokenizer.") from error
-    vocabulary = [""] * vocab_size
-    for token, token_id in _tokens(file):
+    kind = _kind(file.decoder)
+    vocabulary = [b""] * vocab_size
+    for token, token_id in _tokens(file, _NO_TEXT[kind]):
         if token_id < vocab_size:
             vocabulary[token_id] = token
     return xgrammar.TokenizerInfo(
         vocabulary,
-        xgrammar.VocabType[_kind(file.decoder)],
+        xgrammar.VocabType[kind],
         vocab_size=vocab_size,
         stop_token_ids=list(eos_token_ids),
     )
 
 
-def _tokens(file: _TokenizerFile) -> Iterator[tuple[str, int]]:
+def _tokens(file: _TokenizerFile, no_text: bytes) -> Iterator[tuple[bytes, int]]:
     vocab = file.model.vocab
     if isinstance(vocab, dict):
-        yield from vocab.items()
+        yield from ((token.encode(), token_id) for token, token_id in vocab.items())
     else:
-        yield from ((token, token_id) for token_id, (token, _) in enumerate(vocab))
-    for token in file.added_tokens:  # last: some are in the vocabulary, too
-        yield "" if token.special else token.content, token.id
+        yield from ((token.encode(), token_id) for token_id, (token, _) in enumerate(vocab))
+    for added in file.added_tokens:  # last: some are in the vocabulary, too
+        blank = no_text if added.content in _CALL_MARKERS else b""
+        yield blank if added.special else added.content.encode(), added.id
 
 
 def _kind(decoder: _Decoder | None) -> str:

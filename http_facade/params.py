@@ -5,10 +5,11 @@ Here stand the checks that need more than one field, or the model's own limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clients.text.tool_parsers import ToolFormat
+from clients.text.tool_parsers.format import NO_IDS
 from clients.types import ModelInfo, SamplingParams, StoppingCriteria
 from http_facade.answers import AnswerOptions
 from http_facade.constraints import Constraint, constraint_of
@@ -69,11 +70,13 @@ def plan_chat(
     model: ModelInfo,
     *,
     tool_format: ToolFormat,
+    special_markers: Mapping[str, int] = NO_IDS,
     reasoning: ReasoningSettings | None = None,
     max_stop_strings: int,
     bad_token_sequences: Sequence[Sequence[int]] = (),
 ) -> GenerationPlan:
     """`tool_format`, `reasoning`: the model's; no reasoning: it writes no thoughts.
+    `special_markers`: of the format's, the ids of those that are special tokens.
     `bad_token_sequences`: the request's bad_words, in tokens."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
@@ -91,7 +94,7 @@ def plan_chat(
     sampling = _sampling(request, model, bad_token_sequences)
     stopping = _stopping(request, model, None)
     plan = _plan(request, model, sampling, stopping, num_logprobs, answer, max_stop_strings)
-    tools = plan_tools(request, tool_format, plan.constraint)
+    tools = plan_tools(request, tool_format, plan.constraint, special_markers)
     is_constrained = plan.constraint is not None or (tools is not None and tools.is_forced)
     plan = replace(
         plan, reasoning=plan_reasoning(request, reasoning, is_constrained=is_constrained)

@@ -95,7 +95,7 @@ def _call_stream(tools: ToolPlan | None) -> ToolCallStream | None:
 
 def _marker_ids(plan: GenerationPlan, tokenizer: Tokenizer) -> set[int]:
     """Special tokens around calls and thoughts: skipped, none of those would be seen."""
-    markers = [plan.tools.format.marker] if plan.tools else []
+    markers = plan.tools.format.markers if plan.tools else ()
     markers += plan.reasoning.tags if plan.reasoning else ()
     ids = {tokenizer.token_id(marker) for marker in markers if marker}
     return {token_id for token_id in ids if token_id is not None}

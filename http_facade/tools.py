@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from clients.text.tokenizer import Tokenizer
 from clients.text.tool_parsers import Tool, ToolFormat, documents
 from clients.text.tool_parsers.format import JsonObject
 from clients.types import StructuredOutput
@@ -36,10 +37,21 @@ class ToolPlan:
     constraint: Constraint
 
 
+def special_markers(tool_format: ToolFormat, tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of those of the format's markers that are special tokens of the model: no text can be
+    written with them, so that a constraint has to ask for them by id."""
+    ids = {marker: tokenizer.special_id(marker) for marker in tool_format.markers}
+    return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
+
+
 def plan_tools(
-    request: ChatRequest, tool_format: ToolFormat, answer: Constraint | None
+    request: ChatRequest,
+    tool_format: ToolFormat,
+    answer: Constraint | None,
+    special_ids: Mapping[str, int],
 ) -> ToolPlan | None:
-    """None: no calls are made. `answer`: what is asked of an answer's text. Raises ApiError."""
+    """None: no calls are made. `answer`: what is asked of an answer's text. `special_ids`: see
+    `special_markers`. Raises ApiError."""
     functions = _functions(request.tools or ())
     choice = request.tool_choice
     if not functions and choice not in (None, "none"):
@@ -54,6 +66,7 @@ def plan_tools(
         [_tool(i, functions[i]) for i in chosen],
         is_forced=is_forced or answer is not None,
         parallel=parallel,
+        special_ids=special_ids,
     )
     params = [f"tools[{i}].function.parameters" for i in chosen]
     if answer is not None:

@@ -124,6 +124,12 @@ class Tokenizer:
         """Of the token that stands in the vocabulary as this text."""
         return self._backend.token_to_id(token)
 
+    def special_id(self, token: str) -> int | None:
+        """Of the token of this text, where tokenizer.json marks it as special."""
+        token_id = self._backend.token_to_id(token)
+        added = {} if token_id is None else self._backend.get_added_tokens_decoder()
+        return token_id if token_id in added and added[token_id].special else None
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 

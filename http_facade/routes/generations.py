@@ -26,7 +26,7 @@ from http_facade.prompts import (
 from http_facade.reasoning import ReasoningSettings
 from http_facade.schema import ChatRequest, CompletionRequest, GenerationFields
 from http_facade.state import STATE, RequestState
-from http_facade.tools import unused_tool_fields
+from http_facade.tools import special_markers, unused_tool_fields
 from http_facade.tracing import arrival_unix_ns, describe_request, server_span
 from traces import names
 from traces.stages import stage
@@ -60,6 +60,7 @@ async def _generate(
         state.ignored = decoded.ignored
         if facade.config.edge.log_prompts and isinstance(body, dict):
             state.prompt = body.get(endpoint.prompt_param)
+        del body  # which may hold far more than what was asked for
         return await Answering(
             request=request,
             facade=facade,
@@ -100,10 +101,12 @@ async def plan_and_prompt(
 
 def chat_plan(fields: ChatRequest, facade: Facade, model: ServedModel) -> GenerationPlan:
     """All but the prompt. Raises ApiError."""
+    tool_format = facade.tool_format(model)
     return plan_chat(
         fields,
         model.info,
-        tool_format=facade.tool_format(model),
+        tool_format=tool_format,
+        special_markers=special_markers(tool_format, model.tokenizer),
         reasoning=ReasoningSettings.of(facade.config, model.tokenizer),
         max_stop_strings=facade.config.max_stop_strings,
         bad_token_sequences=bad_token_sequences(fields.bad_words, model.tokenizer),

@@ -24,6 +24,10 @@ LLAMA = (
     "and its value}.' }}{% endif %}"
 )
 MISTRAL = "{% if tools is not none %}{{ '[AVAILABLE_TOOLS]' }}{% endif %}{{ '[TOOL_CALLS] [' }}"
+MISTRAL_V11 = (
+    "{% if tools is not none %}{{ '[AVAILABLE_TOOLS]' }}{% endif %}"
+    "{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}"
+)
 PYTHONIC = "{% if tools %}{{ '[func_name1(params_name1=params_value1), ...]' }}{% endif %}"
 QWEN_CODER = "{% if tools %}{{ '<tool_call>\\n<function=name>arguments' }}{% endif %}"
 UNKNOWN = "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -35,6 +39,7 @@ UNKNOWN = "{% if tools %}{{ tools | tojson }}{% endif %}"
         (QWEN, "hermes"),
         (LLAMA, "llama3_json"),
         (MISTRAL, "mistral"),
+        (MISTRAL_V11, "mistral_v11"),
         (PYTHONIC, "pythonic"),
         (QWEN_CODER, "generic"),
         (UNKNOWN, "generic"),

@@ -13,10 +13,14 @@ from clients.text.tool_parsers.generic import Generic
 from clients.text.tool_parsers.hermes import Hermes
 from clients.text.tool_parsers.llama3_json import Llama3Json
 from clients.text.tool_parsers.mistral import Mistral
+from clients.text.tool_parsers.mistral_v11 import MistralV11
 from clients.text.tool_parsers.pythonic import Pythonic
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
-    {one.name: one for one in (Hermes(), Llama3Json(), Mistral(), Pythonic(), Generic())}
+    {
+        one.name: one
+        for one in (Hermes(), Llama3Json(), Mistral(), MistralV11(), Pythonic(), Generic())
+    }
 )
 
 
@@ -34,6 +38,7 @@ class _Sign:
 
 # The first that is found counts.
 _SIGNS: Final = (
+    _Sign("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
     _Sign("mistral", ("[TOOL_CALLS]",)),
     # some put another syntax between these marks
     _Sign("hermes", ("<tool_call>", "arguments"), lacks=("<function=", "<arg_key>")),

@@ -7,7 +7,7 @@ much whitespace JSON may have is not said here.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clients.text.tool_parsers.format import JsonObject, Tool
 
@@ -39,6 +39,24 @@ def in_free_text(triggers: Sequence[str], tags: Sequence[JsonObject], *, once: b
             "stop_after_first": once,
         },
     }
+
+
+def literal(text: str, special_ids: Mapping[str, int]) -> JsonObject:
+    """The text; where the vocabulary has it as a special token, that token and nothing else."""
+    token_id = special_ids.get(text)
+    if token_id is None:
+        return {"type": "const_string", "value": text}
+    return {"type": "token", "token": token_id}
+
+
+def after_any_text(call: object, *, once: bool) -> JsonObject:
+    """Any text and calls in it. A call begins with a special token, which no text holds: so it
+    needs no trigger. `once`: nothing follows the first."""
+    any_text: JsonObject = {"type": "any_text"}
+    if once:
+        return nothing_else(in_sequence([any_text, {"type": "optional", "content": call}]))
+    more: JsonObject = {"type": "star", "content": in_sequence([call, any_text])}
+    return nothing_else(in_sequence([any_text, more]))
 
 
 def in_a_row(tags: Sequence[JsonObject], separator: str, *, once: bool) -> JsonObject:

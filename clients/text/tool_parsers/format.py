@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from clients.text.tool_parsers.call_parser import ToolParser
 
 JsonObject = Mapping[str, object]
+NO_IDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,9 @@ class ToolFormat(Protocol):
     def name(self) -> str: ...
 
     @property
-    def marker(self) -> str:
-        """What begins calls; some vocabularies have it as a special token, which the parser must
-        see like other text. Empty: nothing that could be one."""
+    def markers(self) -> tuple[str, ...]:
+        """What stands around calls and may be special tokens of a vocabulary, which the parser must
+        see like other text."""
         ...
 
     @property
@@ -48,10 +50,16 @@ class ToolFormat(Protocol):
     def parser(self, names: Collection[str]) -> ToolParser: ...
 
     def structural_tag(
-        self, tools: Sequence[Tool], *, is_forced: bool, parallel: bool
+        self,
+        tools: Sequence[Tool],
+        *,
+        is_forced: bool,
+        parallel: bool,
+        special_ids: Mapping[str, int] = NO_IDS,
     ) -> JsonObject:
         """The document that constrains a whole answer: to calls only (`is_forced`), or to any text
-        in which a call, once it begins, is one of these tools'. Not `parallel`: at most one."""
+        in which a call, once it begins, is one of these tools'. Not `parallel`: at most one.
+        `special_ids`: of those markers that are special tokens of the model's vocabulary."""
         ...
 
     def write(self, calls: Sequence[WrittenCall]) -> str:

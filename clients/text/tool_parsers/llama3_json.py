@@ -10,12 +10,12 @@ without going on to a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from clients.text.tool_parsers import documents
 from clients.text.tool_parsers.call_parser import CallSyntax, ToolParser
-from clients.text.tool_parsers.format import JsonObject, Tool, WrittenCall
+from clients.text.tool_parsers.format import NO_IDS, JsonObject, Tool, WrittenCall
 from clients.text.tool_parsers.pattern import GrowingPattern, json_header, spaced
 
 _BEGIN: Final = '{"name": "'
@@ -29,7 +29,7 @@ _SYNTAX: Final = CallSyntax(
 
 class Llama3Json:
     name = "llama3_json"
-    marker = ""
+    markers: tuple[str, ...] = ()
     example = '{"name": "NAME", "parameters": {...}}'
 
     def new_call_id(self) -> str:
@@ -39,7 +39,12 @@ class Llama3Json:
         return ToolParser(_SYNTAX, names)
 
     def structural_tag(
-        self, tools: Sequence[Tool], *, is_forced: bool, parallel: bool
+        self,
+        tools: Sequence[Tool],
+        *,
+        is_forced: bool,
+        parallel: bool,
+        special_ids: Mapping[str, int] = NO_IDS,
     ) -> JsonObject:
         tags = documents.call_tags(tools, _BEGIN, '", "parameters": ', "}")
         if is_forced:

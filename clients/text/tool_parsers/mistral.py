@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from clients.text.tool_parsers import documents
 from clients.text.tool_parsers.call_parser import CallSyntax, ToolParser
-from clients.text.tool_parsers.format import JsonObject, Tool, WrittenCall
+from clients.text.tool_parsers.format import NO_IDS, JsonObject, Tool, WrittenCall
 from clients.text.tool_parsers.pattern import GrowingPattern, json_header, spaced
 
 _BEGIN: Final = "[TOOL_CALLS]"
@@ -31,7 +31,7 @@ _SYNTAX: Final = CallSyntax(
 
 class Mistral:
     name = "mistral"
-    marker = _BEGIN
+    markers: tuple[str, ...] = (_BEGIN,)
     example = f'{_BEGIN} [{{"name": "NAME", "arguments": {{...}}}}]'
 
     def new_call_id(self) -> str:
@@ -41,18 +41,27 @@ class Mistral:
         return ToolParser(_SYNTAX, names)
 
     def structural_tag(
-        self, tools: Sequence[Tool], *, is_forced: bool, parallel: bool
+        self,
+        tools: Sequence[Tool],
+        *,
+        is_forced: bool,
+        parallel: bool,
+        special_ids: Mapping[str, int] = NO_IDS,
     ) -> JsonObject:
         tags = documents.call_tags(tools, '{"name": "', '", "arguments": ', "}")
-        space: JsonObject = {"type": "const_string", "value": " "}
+        space = documents.literal(" ", NO_IDS)
         calls = [
             {"type": "optional", "content": space},  # some of the models write it
-            {"type": "const_string", "value": "["},
+            documents.literal("[", NO_IDS),
             documents.in_a_row(tags, ", ", once=not parallel),
         ]
-        whole = documents.tag(_BEGIN, {"type": "sequence", "elements": calls}, "]")
+        begin = documents.literal(_BEGIN, special_ids)
+        listed = documents.in_sequence([begin, *calls, documents.literal("]", NO_IDS)])
         if is_forced:
-            return documents.nothing_else(whole)
+            return documents.nothing_else(listed)
+        if _BEGIN in special_ids:
+            return documents.after_any_text(listed, once=True)
+        whole = documents.tag(_BEGIN, documents.in_sequence(calls), "]")
         return documents.in_free_text([_BEGIN], [whole], once=True)
 
     def write(self, calls: Sequence[WrittenCall]) -> str:

@@ -12,12 +12,12 @@ The parser reads both, and writes what is not JSON as JSON, argument by argument
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from clients.text.tool_parsers import documents
 from clients.text.tool_parsers.call_parser import CallSyntax, ToolParser
-from clients.text.tool_parsers.format import JsonObject, Tool, WrittenCall
+from clients.text.tool_parsers.format import NO_IDS, JsonObject, Tool, WrittenCall
 from clients.text.tool_parsers.pattern import PYTHON_NAME, GrowingPattern, spaced
 from clients.text.tool_parsers.python_arguments import PythonArguments
 
@@ -33,7 +33,7 @@ _SYNTAX: Final = CallSyntax(
 
 class Pythonic:
     name = "pythonic"
-    marker = ""
+    markers: tuple[str, ...] = ()
     example = '[NAME(parameter="value", ...)]'
 
     def new_call_id(self) -> str:
@@ -43,7 +43,12 @@ class Pythonic:
         return ToolParser(_SYNTAX, names)
 
     def structural_tag(
-        self, tools: Sequence[Tool], *, is_forced: bool, parallel: bool
+        self,
+        tools: Sequence[Tool],
+        *,
+        is_forced: bool,
+        parallel: bool,
+        special_ids: Mapping[str, int] = NO_IDS,
     ) -> JsonObject:
         tags = documents.call_tags(tools, "[", "(**", ")]")
         if is_forced:
