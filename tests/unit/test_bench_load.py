@@ -1,4 +1,4 @@
-"""The closed loop and the window, with calls that take made-up times on a real event loop."""
+"""The closed loop and the window, with calls that take made-up times."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from clients.bench.answer import Answer
 from clients.bench.load import closed_loop, windowed_loop
 from clients.bench.target import Call
 from clients.bench.workloads import Window
+from tests.virtual_time import VirtualClock
+
+
+@pytest.fixture(autouse=True)
+def answers_tell_virtual_time(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.bench.answer.perf_counter", virtual_clock.seconds)
 
 
 class Calls:
@@ -86,17 +92,17 @@ async def run_window(
 
 async def test_streams_begin_until_the_end_and_long_prompts_come_in_between() -> None:
     window = Window(
-        duration_seconds=0.9, grace_seconds=5, long_start_seconds=0.05, long_interval_seconds=0.05
+        duration_seconds=0.95, grace_seconds=5, long_start_seconds=0.05, long_interval_seconds=0.05
     )
     short, long = Calls(0.1), Calls(0.02)
     answers, long_answers, seconds = await run_window(short, long, window)
     assert all(answer.ended_seconds is not None for answer in (*answers, *long_answers))
     assert short.most_open == 2
-    assert 2 * 5 <= len(answers) <= 2 * 10
+    assert len(answers) == 2 * 10
     assert len(long_answers) == 2
     gap = long_answers[1].sent_seconds - long_answers[0].sent_seconds
-    assert 0.04 < gap < 0.4
-    assert 0.9 <= seconds < 3
+    assert gap == pytest.approx(0.05)
+    assert seconds == pytest.approx(1.0)
 
 
 async def test_streams_that_outlast_the_grace_are_cut_off() -> None:
@@ -105,7 +111,7 @@ async def test_streams_that_outlast_the_grace_are_cut_off() -> None:
     answers, long_answers, seconds = await run_window(short, Calls(), window)
     assert [answer.ended_seconds for answer in answers] == [None, None]
     assert (short.num_open, long_answers) == (0, [])
-    assert 0.1 <= seconds < 3
+    assert seconds == pytest.approx(0.1)
 
 
 async def test_a_long_prompt_that_outlasts_the_streams_is_cut_off() -> None:

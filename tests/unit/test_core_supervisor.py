@@ -16,6 +16,8 @@ from engine_service.messages import CoreStats, Ready, Shutdown, StartFailed, Ste
 from engine_service.service_metrics import ServiceMetrics
 from engine_service.transport import CoreConnection, ThreadConnection
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 READY = Ready(
     7, "Llama", 100, 50, (2,), 30, 8, 64, "cpu", "float32", "none", "float32", False, {}, "w"
 )

@@ -9,6 +9,8 @@ import pytest
 from http_facade.delta_mailbox import DeltaMailbox
 from http_facade.output_processor import ChoiceDelta
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 
 def delta(number: int) -> ChoiceDelta:
     return ChoiceDelta(number)
@@ -97,7 +99,7 @@ async def test_silence_is_told_after_its_time_and_again() -> None:
     for _ in range(2):
         began = loop.time()
         assert await mailbox.take(0.05) == []
-        assert 0.04 < loop.time() - began < 1
+        assert loop.time() - began == pytest.approx(0.05)
     mailbox.close()
 
 
