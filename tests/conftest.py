@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from engine_service.model_store import cache_dir, resolve_model
 
@@ -37,6 +38,10 @@ def _use_own_cache() -> None:
 
 
 _use_own_cache()
+
+# What an example takes depends on what else the machine does.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

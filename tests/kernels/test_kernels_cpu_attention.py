@@ -170,7 +170,7 @@ def ragged_steps(draw: st.DrawFn) -> tuple[list[int], list[Share]]:
     return contexts, shares
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     step=ragged_steps(),
     window=st.sampled_from(WINDOWS),

@@ -92,7 +92,7 @@ def test_a_whole_vocabulary(quantization: Quantization) -> None:
     torch.testing.assert_close(got_TO, want_TO, rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     quantization=st.sampled_from(("int8", "int4")),
     num_outputs=st.integers(1, 40),

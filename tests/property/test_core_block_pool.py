@@ -300,6 +300,6 @@ def _prefix(request: Request, length: int) -> Prefix:
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestBlockPool.settings = settings(max_examples=150, stateful_step_count=50)
 TestKVCacheManager = KVCacheManagerMachine.TestCase
-TestKVCacheManager.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestKVCacheManager.settings = settings(max_examples=150, stateful_step_count=50)

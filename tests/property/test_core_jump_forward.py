@@ -79,7 +79,7 @@ def copy_of(request: Request) -> Request:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_ids_are_the_same_with_it_and_without(data: st.DataObject) -> None:
     number = data.draw(st.integers(1, 6))

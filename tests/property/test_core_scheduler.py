@@ -270,7 +270,7 @@ def test_the_books_are_true_after_every_rule_of_ten_thousand_steps() -> None:
     machine.num_steps = machine.num_preemptions = machine.num_copies = machine.num_ahead = 0
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=250, stateful_step_count=60, deadline=None),
+        settings=settings(max_examples=250, stateful_step_count=60),
     )
     assert machine.num_steps >= 10_000
     assert machine.num_preemptions >= 30
@@ -278,7 +278,7 @@ def test_the_books_are_true_after_every_rule_of_ten_thousand_steps() -> None:
     assert machine.num_ahead >= 200
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(requests(max_total=6 * BLOCK_SIZE), min_size=2, max_size=8),
     st.integers(1, 40),
@@ -302,7 +302,7 @@ def test_outputs_depend_neither_on_pool_nor_on_budget_nor_on_cache(
     assert all(0 <= token < VOCAB_SIZE for tokens in core.tokens.values() for token in tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(4, 10), st.integers(2, 6), st.integers(8, 40))
 def test_preemption_is_rare(num_requests: int, blocks_each: int, max_tokens: int) -> None:
     """Nobody is thrown out over and over: each time, somebody took a whole block in between."""

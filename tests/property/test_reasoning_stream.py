@@ -24,7 +24,7 @@ def embedded(embedded_model_dir: Path) -> Tokenizer:
     return embedded_tokenizer(embedded_model_dir)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=texts,
     name=st.sampled_from(sorted(REASONING_FORMATS)),

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_service.json_schema.automata import Automaton, Language, Length, Pattern, Words, meet
@@ -51,7 +51,6 @@ def patterns(draw: st.DrawFn) -> str:
 texts = st.text(alphabet="abcdé1.", max_size=7)
 
 
-@settings(deadline=None)
 @given(patterns(), st.lists(texts, min_size=1, max_size=8))
 def test_a_pattern_takes_what_python_finds(pattern: str, given: list[str]) -> None:
     found, not_found = meet([Pattern(pattern)]), meet([Pattern(pattern, found=False)])
@@ -63,7 +62,6 @@ def test_a_pattern_takes_what_python_finds(pattern: str, given: list[str]) -> No
         assert not_found.accepts(text) == (not expected)
 
 
-@settings(deadline=None)
 @given(patterns(), st.integers(0, 3), st.integers(0, 4), st.lists(texts, max_size=3), texts)
 def test_what_meets_is_what_all_take(
     pattern: str, low: int, more: int, words: list[str], text: str
@@ -79,7 +77,6 @@ def test_what_meets_is_what_all_take(
     assert meet(languages).accepts(text) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(texts, max_size=5), texts)
 def test_words(words: list[str], text: str) -> None:
     assert meet([Words(words)]).accepts(text) == (text in words)
@@ -153,7 +150,6 @@ bounds = st.none() | st.builds(
 multiples = st.sampled_from([None, None, Fraction(3), Fraction(1, 2), Fraction(3, 4), Fraction(10)])
 
 
-@settings(deadline=None)
 @given(st.booleans(), bounds, bounds, multiples, st.integers(-20_100, 20_100))
 def test_numbers_are_written_exactly_if_they_are_inside(
     integer: bool, low: Bound | None, high: Bound | None, multiple: Fraction | None, cents: int

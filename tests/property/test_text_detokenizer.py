@@ -67,7 +67,7 @@ def check_every_prefix(tokenizer: Tokenizer, ids: list[int], *, skip: bool) -> N
         assert ended_here in (whole, " " + whole)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ids=st.lists(st.integers(0, 49_151), max_size=25), skip=st.booleans())
 def test_random_ids_of_the_embedded_tokenizer(
     embedded: Tokenizer, embedded_library: tokenizers.Tokenizer, ids: list[int], skip: bool
@@ -78,7 +78,7 @@ def test_random_ids_of_the_embedded_tokenizer(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(alphabet=KNOWN_TO_EMBEDDED, max_size=40))
 def test_a_text_comes_back_from_its_tokens(embedded: Tokenizer, text: str) -> None:
     ids = embedded.encode(text)
@@ -89,7 +89,7 @@ def test_a_text_comes_back_from_its_tokens(embedded: Tokenizer, text: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), skip=st.booleans())
 def test_random_ids_of_small_tokenizers(name: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = SMALL[name]
@@ -98,7 +98,7 @@ def test_random_ids_of_small_tokenizers(name: str, data: st.DataObject, skip: bo
     check_every_prefix(tokenizer, ids, skip=skip)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chunks=st.lists(utf8ish_bytes, max_size=25))
 def test_byte_level_decoding_equals_the_library_on_invalid_bytes(chunks: list[int]) -> None:
     letters = {
@@ -110,7 +110,7 @@ def test_byte_level_decoding_equals_the_library_on_invalid_bytes(chunks: list[in
 
 
 @pytest.mark.parametrize("name", ["fallback", "fallback_strip"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), skip=st.booleans())
 def test_byte_fallback_decoding_equals_the_library_on_whole_characters(
     name: str, data: st.DataObject, skip: bool
@@ -126,7 +126,7 @@ def test_byte_fallback_decoding_equals_the_library_on_whole_characters(
 
 
 @pytest.mark.parametrize("name", ["fallback", "fallback_strip", "metaspace"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_the_text_goes_on_from_its_prompt(name: str, data: st.DataObject) -> None:
     tokenizer = SMALL[name]

@@ -37,7 +37,7 @@ def num_held(text: str, stop: Sequence[str]) -> int:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(pieces=pieces, stop=stops, include=st.booleans(), disarmed=st.integers(0, 3))
 @example(pieces=["aab", "aab", "aac"], stop=["aabaac"], include=False, disarmed=0)
 @example(pieces=["abab"], stop=["b", "abab"], include=False, disarmed=0)
@@ -67,7 +67,7 @@ def test_every_push_equals_the_reference(
         assert rest == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pieces=pieces, stop=stops)
 def test_the_cut_does_not_depend_on_the_pieces(pieces: list[str], stop: list[str]) -> None:
     def outcome(chunks: Sequence[str]) -> tuple[str, str | None]:

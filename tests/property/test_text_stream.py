@@ -35,7 +35,7 @@ def run(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=texts,
     stop=st.lists(st.text(alphabet="ab \n漢é🌶", min_size=1, max_size=4), max_size=3),

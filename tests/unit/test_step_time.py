@@ -95,7 +95,6 @@ def seconds_up_to(most: float) -> st.SearchStrategy[float]:
     return st.just(0.0) | st.floats(1e-12, most)
 
 
-@settings(deadline=None)
 @given(
     seconds_up_to(1),
     seconds_up_to(1e-2),
@@ -132,7 +131,7 @@ def streams_and_prompts(rng: random.Random, num_prompts: int = 12) -> list[Reque
     return [*streams, *prompts]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from([30.0, 45.0, 60.0]))
 def test_with_a_linear_step_time_streams_keep_their_pace_after_a_warm_up(
     seed: int, target_itl_ms: float
