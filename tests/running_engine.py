@@ -27,6 +27,11 @@ from protos import engine_pb2 as pb
 from protos import engine_pb2_grpc as pb_grpc
 
 START_SECONDS = 60.0
+# Of a tiny model, and of a request to it that runs until somebody ends it: on any machine longer
+# than a test takes to do so.
+LONG_CONTEXT = {"max_position_embeddings": 65_536}
+ENDLESS = 60_000  # tokens
+ROOM_FOR_ENDLESS = "--num-gpu-blocks-override=8192"
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ class Client:
             await asyncio.sleep(0.02)
 
     async def wait_running(self, count: int) -> None:
-        await self.wait_load(lambda load: load.num_running >= count, seconds=10)
+        await self.wait_load(lambda load: load.num_running >= count, seconds=30)
 
     async def wait_idle(self, seconds: float) -> pb.LoadReport:
         return await self.wait_load(is_idle, seconds)

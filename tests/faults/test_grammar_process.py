@@ -65,7 +65,7 @@ def test_a_source_that_means_harm_is_refused_in_time(
     pid = worker.pid
     start = time.monotonic()
     error = refusal(worker, kind, source)
-    assert time.monotonic() - start < 10  # of the clock; 0.5 of a processor
+    assert time.monotonic() - start < 40  # of the clock; 0.5 of a processor
     assert isinstance(error, InvalidRequest)
     assert error.field == f"structured_output.{kind}"
     assert why in error.message
@@ -111,7 +111,7 @@ def test_a_process_that_died_is_replaced(worker: GrammarWorker) -> None:
     assert compiles(worker)  # a new one, started for it
 
     os.kill(worker.pid, signal.SIGSTOP)  # it takes the source, and dies at it
-    killing = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {worker.pid}"])
+    killing = subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -9 {worker.pid}"])
     assert isinstance(refusal(worker, "regex", "a"), InternalError)
     killing.wait()
     assert compiles(worker)
@@ -134,7 +134,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists():
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state == "Z":  # dead, and nobody here to bury it

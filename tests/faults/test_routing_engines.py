@@ -158,7 +158,7 @@ async def test_o1_one_of_two_engines_killed_under_load(
             place = f"--grpc-port={victim.grpc.rpartition(':')[2]}"
             model_dir = tiny_model_dir("llama")
             async with in_thread(engine_process(model_dir, tmp_path / "again", place)):
-                await served.wait_readiness(True, True, seconds=15)
+                await served.wait_readiness(True, True, seconds=40)
                 assert engines[await served.home_of(prompt_of(0))] is victim
 
 
@@ -195,7 +195,7 @@ async def test_o1_a_frozen_engine_is_left_within_5_s_and_rejoined(
                 assert not begun.done()
             finally:
                 frozen.send_signal(signal.SIGCONT)
-            await served.wait_readiness(True, True, seconds=7)
+            await served.wait_readiness(True, True, seconds=30)
             answer = await begun  # what had started goes on where it was
             assert answer.finish_reasons() == ["length"]
             assert await served.home_of(prompt_of(0)) == home

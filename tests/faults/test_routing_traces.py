@@ -62,7 +62,7 @@ async def ask(url: str, model: str, number: int) -> str:
 
 async def whole_view(trace_dir: Path, trace_id: str) -> RequestView:
     """Exports run once a second, of each process by itself."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (view := read_request(trace_dir, trace_id)) is None or not _is_whole(view):
         assert time.monotonic() < deadline, view
         await asyncio.sleep(0.1)

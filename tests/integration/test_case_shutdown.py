@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeTinyModel
-from tests.running_engine import Engine, engine_process
+from tests.running_engine import (
+    ENDLESS,
+    LONG_CONTEXT,
+    ROOM_FOR_ENDLESS,
+    Engine,
+    engine_process,
+)
 from tests.serving import Stream, post, probe, stream
 
 pytestmark = pytest.mark.slow
@@ -26,6 +32,7 @@ pytestmark = pytest.mark.slow
 COMPLETIONS = "/v1/completions"
 NUM_RUNNING = 5  # four streams and a plain one; two more wait
 TOKENS = 400
+DEEP = {"num_hidden_layers": 64}  # a tiny model whose answers take seconds
 Reply = tuple[int, dict[str, Any], Any]
 
 
@@ -47,11 +54,11 @@ class Both:
 
 @contextlib.asynccontextmanager
 async def both(
-    tiny_model_dir: MakeTinyModel, tmp_path: Path, grace_seconds: float = 20
+    model_dir: Path, tmp_path: Path, grace_seconds: float = 90, *engine_flags: str
 ) -> AsyncIterator[Both]:
     grace = f"--shutdown-timeout={grace_seconds}"
-    flags = (f"--max-num-seqs={NUM_RUNNING}", grace)
-    with engine_process(tiny_model_dir("llama"), tmp_path, *flags) as engine:
+    flags = (f"--max-num-seqs={NUM_RUNNING}", grace, *engine_flags)
+    with engine_process(model_dir, tmp_path, *flags) as engine:
         log = tmp_path / "facade.log"
         with log.open("w") as errors:
             facade = await asyncio.create_subprocess_exec(
@@ -62,7 +69,7 @@ async def both(
             )
         assert facade.stdout is not None
         try:
-            http = json.loads(await asyncio.wait_for(facade.stdout.readline(), 30))["http"]
+            http = json.loads(await asyncio.wait_for(facade.stdout.readline(), 60))["http"]
             while await asyncio.to_thread(probe, http + "/readyz") != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             yield Both(engine, facade, http, log)
@@ -106,7 +113,7 @@ async def work(served: Both, max_tokens: int = TOKENS) -> Work:
 async def running(served: Both, waiting: int) -> None:
     from clients import EngineClient
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     async with EngineClient(served.engine.grpc) as client:
         while True:
             load = await client.get_load()
@@ -131,6 +138,13 @@ async def refused_from_now_on(served: Both, until: Work) -> int:
     return refused
 
 
+async def until_unready(served: Both) -> None:
+    deadline = time.monotonic() + 10
+    while await asyncio.to_thread(probe, served.http + "/readyz") != 503:
+        assert time.monotonic() < deadline, "still ready"
+        await asyncio.sleep(0.02)
+
+
 def is_free(http: str) -> bool:
     host, port = http.rpartition("//")[2].split(":")
     with socket.create_server((host, int(port))):
@@ -138,30 +152,26 @@ def is_free(http: str) -> bool:
 
 
 async def test_o7_the_facade_drains(tiny_model_dir: MakeTinyModel, tmp_path: Path) -> None:
-    async with both(tiny_model_dir, tmp_path) as served:
+    async with both(tiny_model_dir("llama", **DEEP), tmp_path) as served:
         going_on = await work(served)
         served.facade.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.1)
-        assert await asyncio.to_thread(probe, served.http + "/readyz") == 503
+        await until_unready(served)
         assert await refused_from_now_on(served, going_on) > 0
         await going_on.ended_well()
-        assert await asyncio.wait_for(served.facade.wait(), 10) == 0
+        assert await asyncio.wait_for(served.facade.wait(), 30) == 0
         assert is_free(served.http)
         assert "Traceback" not in served.log.read_text()
         assert served.engine.process.poll() is None  # the engine is nobody's child here
 
 
 async def test_o7_the_engine_drains(tiny_model_dir: MakeTinyModel, tmp_path: Path) -> None:
-    async with both(tiny_model_dir, tmp_path) as served:
+    async with both(tiny_model_dir("llama", **DEEP), tmp_path) as served:
         going_on = await work(served)
         served.engine.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 1
-        while await asyncio.to_thread(probe, served.http + "/readyz") != 503:
-            assert time.monotonic() < deadline, "still ready"
-            await asyncio.sleep(0.02)
+        await until_unready(served)
         assert await refused_from_now_on(served, going_on) > 0
         await going_on.ended_well()
-        code = await asyncio.wait_for(asyncio.to_thread(served.engine.process.wait), 15)
+        code = await asyncio.wait_for(asyncio.to_thread(served.engine.process.wait), 45)
         assert code == 0
         assert is_free("http://" + served.engine.grpc)
         # the facade lives on, and says what it is
@@ -174,26 +184,27 @@ async def test_o7_the_engine_drains(tiny_model_dir: MakeTinyModel, tmp_path: Pat
 async def test_o7_what_outlasts_the_grace_ends_with_an_error(
     tiny_model_dir: MakeTinyModel, tmp_path: Path, who: str, how: str
 ) -> None:
-    grace_seconds = 1 if how == "past the grace" else 60
-    async with both(tiny_model_dir, tmp_path, grace_seconds) as served:
-        going_on = await work(served, max_tokens=2040)
+    grace_seconds = 1 if how == "past the grace" else 90
+    model_dir = tiny_model_dir("llama", **LONG_CONTEXT)
+    async with both(model_dir, tmp_path, grace_seconds, ROOM_FOR_ENDLESS) as served:
+        going_on = await work(served, max_tokens=ENDLESS)
         process = served.facade if who == "facade" else served.engine.process
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         if how == "second signal":
-            await asyncio.sleep(0.3)
+            await until_unready(served)
             process.send_signal(signal.SIGTERM)
         for task in going_on.streams:
-            answer = await asyncio.wait_for(task, 15)
+            answer = await asyncio.wait_for(task, 45)
             assert answer.events[-1]["error"]["code"] == "engine_unavailable", answer.events[-1]
             assert answer.finish_reasons() == [] and answer.num_done == 1
         for queued in going_on.queued:  # nothing was sent yet: its status is the real one
-            assert (await asyncio.wait_for(queued, 15)).status == 503
-        status, _, _ = await asyncio.wait_for(going_on.whole, 15)
+            assert (await asyncio.wait_for(queued, 45)).status == 503
+        status, _, _ = await asyncio.wait_for(going_on.whole, 45)
         assert status == 503
         wait = served.facade.wait() if who == "facade" else _wait(served.engine)
-        assert await asyncio.wait_for(wait, 15) == 0
-        assert time.monotonic() - began < 15
+        assert await asyncio.wait_for(wait, 45) == 0
+        assert time.monotonic() - began < 45
         if who == "engine":
             assert not _children_of(served.engine.process.pid)
 

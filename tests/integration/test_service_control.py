@@ -17,6 +17,7 @@ from clients import (
     EngineClient,
     EngineUnavailable,
     Finished,
+    FinishReason,
     GenerateRequest,
     GenerateStream,
     PermissionDenied,
@@ -24,7 +25,13 @@ from clients import (
     StoppingCriteria,
 )
 from tests.conftest import MakeTinyModel
-from tests.running_engine import Engine, engine_process
+from tests.running_engine import (
+    ENDLESS,
+    LONG_CONTEXT,
+    ROOM_FOR_ENDLESS,
+    Engine,
+    engine_process,
+)
 from tests.serving import Served
 
 ADMIN_KEY = "correct-horse"
@@ -113,17 +120,19 @@ async def test_a_drain_finishes_what_runs_and_ends_the_service(
     tiny_model_dir: MakeTinyModel, tmp_path: Path
 ) -> None:
     key = f"--admin-key={ADMIN_KEY}"
-    with engine_process(tiny_model_dir("llama"), tmp_path, key, "--shutdown-timeout=30") as engine:
+    flags = (key, "--shutdown-timeout=90", ROOM_FOR_ENDLESS)
+    with engine_process(tiny_model_dir("llama", **LONG_CONTEXT), tmp_path, *flags) as engine:
         async with EngineClient(engine.grpc, options=ADMIN) as client:
-            async with client.generate(prompt(5, max_tokens=600)) as running:
+            async with client.generate(prompt(5, max_tokens=ENDLESS)) as running:
                 await running.wait_accepted()
                 assert await client.drain() == 1
                 assert not (await client.get_load()).ready
                 engine.process.terminate()  # as an orchestrator does next; a second one would cut
                 with pytest.raises(EngineUnavailable):
                     await finished(client, prompt(5))
-                assert await completion_tokens(running) == 600
-            exit_code = await asyncio.wait_for(asyncio.to_thread(engine.process.wait), 10)
+                await client.abort(running.request_id)
+                assert (await last(running)).reason is FinishReason.ABORT
+            exit_code = await asyncio.wait_for(asyncio.to_thread(engine.process.wait), 45)
         assert exit_code == 0
 
 

@@ -12,21 +12,30 @@ import grpc
 import pytest
 
 from tests.conftest import MakeTinyModel
-from tests.running_engine import Client, Engine, client, engine_process, next_event, request
+from tests.running_engine import (
+    ENDLESS,
+    LONG_CONTEXT,
+    ROOM_FOR_ENDLESS,
+    Client,
+    Engine,
+    client,
+    engine_process,
+    next_event,
+    request,
+)
 
-LONG = 1_900  # tokens
-QUEUE_TIMEOUT_SECONDS = 1.0
-SLOW = {"num_hidden_layers": 64}  # of a tiny model: some milliseconds a step, on any machine
+QUEUE_TIMEOUT_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
 def engine(
     tiny_model_dir: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """One sample runs at a time, for seconds."""
-    flags = ("--max-num-seqs=1", f"--queue-timeout={QUEUE_TIMEOUT_SECONDS}")
+    """One sample runs at a time."""
+    timeout = f"--queue-timeout={QUEUE_TIMEOUT_SECONDS}"
+    flags = ("--max-num-seqs=1", timeout, ROOM_FOR_ENDLESS)
     work_dir = tmp_path_factory.mktemp("deadlines")
-    with engine_process(tiny_model_dir("llama", **SLOW), work_dir, *flags) as running:
+    with engine_process(tiny_model_dir("llama", **LONG_CONTEXT), work_dir, *flags) as running:
         yield running
 
 
@@ -39,7 +48,7 @@ async def engine_client(engine: Engine) -> AsyncIterator[Client]:
 @contextlib.asynccontextmanager
 async def occupied(engine_client: Client) -> AsyncIterator[None]:
     """Something else runs until the block ends."""
-    call = engine_client.engine.Generate(request(prompt=[7, 7], max_tokens=LONG))
+    call = engine_client.engine.Generate(request(prompt=[7, 7], max_tokens=ENDLESS))
     try:
         event = await next_event(call)
         while event is not None and not event.HasField("delta"):
@@ -48,7 +57,7 @@ async def occupied(engine_client: Client) -> AsyncIterator[None]:
         assert not call.done(), "it ended too early"
     finally:
         call.cancel()
-        await engine_client.wait_idle(5)
+        await engine_client.wait_idle(20)
 
 
 def counted(engine: Engine, name: str, label: str) -> float:
@@ -62,9 +71,9 @@ def samples_that_ended_in_error(engine: Engine) -> float:
     return counted(engine, "vllm:request_success_total", 'finished_reason="error"')
 
 
-@pytest.mark.parametrize(("timeout", "expected"), [(0.3, 0.3), (30.0, QUEUE_TIMEOUT_SECONDS)])
+@pytest.mark.parametrize(("timeout", "least"), [(3.0, 3.0), (60.0, QUEUE_TIMEOUT_SECONDS)])
 async def test_whichever_deadline_comes_first_ends_the_wait(
-    engine: Engine, engine_client: Client, timeout: float, expected: float
+    engine: Engine, engine_client: Client, timeout: float, least: float
 ) -> None:
     num_errors = samples_that_ended_in_error(engine)
     async with occupied(engine_client):
@@ -76,11 +85,12 @@ async def test_whichever_deadline_comes_first_ends_the_wait(
                 for i in (3, 4)
             )
         )
-        assert expected - 0.05 < time.monotonic() - began < expected + 0.5
+        assert least - 0.05 < time.monotonic() - began < 30
         for answer in answers:
             assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
             assert answer.kinds() == ["accepted"]
-        await engine_client.wait_load(lambda load: load.num_waiting == 0, 2)
+            assert ("in the queue" in answer.error) is (least == QUEUE_TIMEOUT_SECONDS)
+        await engine_client.wait_load(lambda load: load.num_waiting == 0, 20)
         after = await engine_client.load()
         assert after.prompt_tokens == before.prompt_tokens
     assert samples_that_ended_in_error(engine) == num_errors + 4
@@ -91,17 +101,15 @@ async def test_a_wait_that_will_not_end_in_time_is_refused_at_once(
 ) -> None:
     num_refused = counted(engine, "vllm:admission_rejections_total", 'reason="queue_wait"')
     async with occupied(engine_client):
-        waiting = asyncio.create_task(engine_client.generate(request()))
-        await asyncio.sleep(0.8)  # the queue stands still, which is measured
-        began = time.monotonic()
-        answer = await engine_client.generate(request(), timeout=0.2)
-        assert time.monotonic() - began < 0.18
+        waiting = asyncio.create_task(engine_client.generate(request(n=16)))
+        await asyncio.sleep(1.0)  # the queue stands still, which is measured
+        answer = await engine_client.generate(request(), timeout=3)
         assert (answer.code, answer.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
         assert answer.retry_after_seconds is not None
         assert answer.events == []
         assert (await waiting).code is grpc.StatusCode.DEADLINE_EXCEEDED
     # with nothing waiting it is let in, whatever was measured
-    answer = await engine_client.generate(request(max_tokens=1), timeout=5)
+    answer = await engine_client.generate(request(max_tokens=1), timeout=30)
     assert answer.code is grpc.StatusCode.OK
     refused = counted(engine, "vllm:admission_rejections_total", 'reason="queue_wait"')
     assert refused == num_refused + 1

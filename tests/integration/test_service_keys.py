@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -27,11 +28,11 @@ from clients import (
     TlsOptions,
     Unauthenticated,
 )
-from engine_service.config import EdgeConfig
+from engine_service.config import CacheConfig, EdgeConfig
 from engine_service.service import EngineService, ServiceStartError
 from tests.certificates import Authority, key_of
 from tests.conftest import MakeTinyModel
-from tests.running_engine import service_config
+from tests.running_engine import ENDLESS, LONG_CONTEXT, service_config
 
 PLAIN, OTHER, FACADE, OPERATOR = "plain-key", "other-key", "facade-key", "operator-key"
 FILE = f"""
@@ -43,7 +44,11 @@ keys:
 
 @contextlib.asynccontextmanager
 async def engine(tiny_model_dir: MakeTinyModel, edge: EdgeConfig) -> AsyncIterator[EngineService]:
-    config = service_config(tiny_model_dir("llama"), edge=edge, core_in_process=True)
+    config = service_config(
+        tiny_model_dir("llama", **LONG_CONTEXT), edge=edge, core_in_process=True
+    )
+    core = msgspec.structs.replace(config.core, cache=CacheConfig(num_blocks=8192))
+    config = msgspec.structs.replace(config, core=core)
     async with EngineService(config) as running:
         yield running
 
@@ -92,7 +97,7 @@ async def test_keys_and_what_they_open(tiny_model_dir: MakeTinyModel, tmp_path: 
                     await nobody.abort("some-request")
                 with pytest.raises(Unauthenticated):
                     await anext(nobody.watch_load())
-                await nobody.wait_ready(5)  # health is open
+                await nobody.wait_ready(30)  # health is open
         for key in (PLAIN, OTHER, FACADE, OPERATOR):
             async with with_key(running, key) as somebody:
                 assert (await somebody.get_load()).ready
@@ -154,7 +159,7 @@ async def test_only_a_trusted_key_speaks_for_others(
         assert await cached_tokens(plain, prompt(cache_salt="others")) == 0
         assert await cached_tokens(facade, prompt(tenant="third")) == 0
         # nobody ends another tenant's request, but who speaks for it
-        async with other.generate(prompt(request_id="long", max_tokens=1500)) as stream:
+        async with other.generate(prompt(request_id="long", max_tokens=ENDLESS)) as stream:
             await stream.wait_accepted()
             await plain.abort("long")
             await asyncio.sleep(0.2)
@@ -178,7 +183,7 @@ keys:
     async with engine(tiny_model_dir, EdgeConfig(api_keys_file=keys_file)) as running:
         async with with_key(running, "k-requests", max_retry_wait_seconds=0) as client:
             with pytest.raises(RateLimited, match="240 requests of the minute") as caught:
-                await ask_often(client, 400)
+                await ask_often(client, 1_000)
             assert caught.value.reason == "RATE_LIMIT_EXCEEDED"
             hint = caught.value.retry_after_seconds
             assert hint is not None and 0 < hint <= 0.25
@@ -191,10 +196,12 @@ keys:
                     await stream.wait_accepted()
                 await idle(client)
             four = SamplingParams(n=4)
-            with pytest.raises(RateLimited, match="the request needs 7664"):
-                await cached_tokens(client, prompt(max_tokens=1900, sampling=four))
+            async with client.generate(prompt(max_tokens=1900)) as stream:
+                await stream.wait_accepted()  # else a full minute's worth would let it in
+                with pytest.raises(RateLimited, match="the request needs 7664"):
+                    await cached_tokens(client, prompt(max_tokens=1900, sampling=four))
         async with with_key(running, "k-places") as client:
-            async with client.generate(prompt(max_tokens=1500)) as stream:
+            async with client.generate(prompt(max_tokens=ENDLESS)) as stream:
                 await stream.wait_accepted()
                 with pytest.raises(RateLimited, match="1 requests running"):
                     await cached_tokens(client, prompt())
@@ -208,7 +215,7 @@ async def ask_often(engine_client: EngineClient, times: int) -> None:
 
 
 async def idle(engine_client: EngineClient) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while (await engine_client.get_load()).num_requests:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -224,7 +231,7 @@ async def test_a_changed_keys_file_is_followed(
     ):
         await other.get_load()
         rewrite(keys_file, "keys: []")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while await is_let_in(other):
             assert time.monotonic() < deadline, "the old key still opens"
             await asyncio.sleep(0.05)
@@ -284,7 +291,7 @@ def verified(authority: Authority, certificate: Path | None = None) -> TlsOption
 
 
 async def is_served(running: EngineService, tls: TlsOptions | None) -> bool:
-    async with with_key(running, None, tls=tls, call_timeout_seconds=3) as somebody:
+    async with with_key(running, None, tls=tls, call_timeout_seconds=10) as somebody:
         try:
             await somebody.get_load()
         except EngineUnavailable:
