@@ -15,7 +15,7 @@ from clients import (
 )
 from clients.testing import FakeEngine
 
-QUICK = ClientOptions(initial_backoff_seconds=0.02, silence_seconds=1.0)
+QUICK = ClientOptions(initial_backoff_seconds=0.02)
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ class Pool:
     def readiness(self) -> list[bool]:
         return [engine.is_ready for engine in self.facade.running.facade.engines.engines]
 
-    async def wait_readiness(self, *expected: bool, seconds: float = 8.0) -> float:
+    async def wait_readiness(self, *expected: bool, seconds: float = 30.0) -> float:
         """Returns how long it took."""
         began = time.monotonic()
         while self.readiness() != list(expected):

@@ -60,7 +60,7 @@ class FakeCall:
         self._num_told = 1  # prompt tokens whose logprobs are out; the first has none
         self._seq = 0
 
-    async def wait_closed(self, timeout: float = 2.0) -> Outcome:
+    async def wait_closed(self, timeout: float = 10.0) -> Outcome:
         """How it ended; TimeoutError if it is still open by then."""
         await asyncio.wait_for(self._closed.wait(), timeout)
         return self.outcome

@@ -138,7 +138,7 @@ class FakeEngine:
     def num_open_calls(self) -> int:
         return sum(call.outcome is Outcome.OPEN for call in self.calls)
 
-    async def wait_for_calls(self, count: int, timeout: float = 5.0) -> Sequence[FakeCall]:
+    async def wait_for_calls(self, count: int, timeout: float = 10.0) -> Sequence[FakeCall]:
         """Returns once that many calls have arrived; TimeoutError if they do not."""
         async with asyncio.timeout(timeout), self.state_changed:
             await self.state_changed.wait_for(lambda: len(self.calls) >= count)

@@ -54,18 +54,18 @@ async def hi(served: Served) -> None:
     """The request behind the impossible one is answered in time."""
     began = time.monotonic()
     await complete(served, [100, 101, 102], max_tokens=2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 async def test_k6_a_prompt_beyond_the_pool_is_refused_at_the_door(small_pool: Served) -> None:
     body = {"model": small_pool.model, "prompt": [7] * 3_000, "max_tokens": 4}
     began = time.monotonic()
     status, answer, _ = await post(small_pool.http, COMPLETIONS, body)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert "3000" in answer["error"]["message"] and "2048" in answer["error"]["message"]
     await hi(small_pool)
-    await wait_idle(small_pool, 2)
+    await wait_idle(small_pool, 20)
 
 
 async def test_k6_an_answer_beyond_the_pool_ends_by_length(small_pool: Served) -> None:
@@ -75,7 +75,7 @@ async def test_k6_an_answer_beyond_the_pool_ends_by_length(small_pool: Served) -
     )
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 2_048
-    await wait_idle(small_pool, 2)
+    await wait_idle(small_pool, 20)
 
 
 async def test_k6_many_samples_of_a_long_prompt_take_turns(small_pool: Served) -> None:
@@ -85,7 +85,7 @@ async def test_k6_many_samples_of_a_long_prompt_take_turns(small_pool: Served) -
     )
     assert [choice["index"] for choice in answer["choices"]] == list(range(64))
     assert answer["usage"]["completion_tokens"] == 128
-    await wait_idle(small_pool, 2)
+    await wait_idle(small_pool, 20)
 
 
 async def test_samples_of_one_prompt_hold_it_once(small_pool: Served) -> None:
@@ -103,13 +103,13 @@ async def test_samples_of_one_prompt_hold_it_once(small_pool: Served) -> None:
                 most_used = max(most_used, report.used_blocks)
                 await asyncio.sleep(0.01)
 
-    before = await wait_idle(small_pool, 5)
+    before = await wait_idle(small_pool, 20)
     watching = asyncio.create_task(watch())
     await complete(small_pool, prompt, max_tokens=20, n=4, temperature=1, seed=3, ignore_eos=True)
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
-    after = await wait_idle(small_pool, 5)
+    after = await wait_idle(small_pool, 20)
     assert most_running == 4
     assert 62 + 4 <= most_used <= 62 + 4 * 2  # full ones once; 8 + 20 tokens each, one copied
     assert after.prompt_tokens - before.prompt_tokens == 1_000 + 3

@@ -24,7 +24,7 @@ from traces.file_store import FileSpanExporter
 from traces.request_reader import read_since
 from traces.request_view import RequestView
 
-LONG = [1000 + number for number in range(3_000)]  # its prompt takes seconds
+LONG = [1000 + number for number in range(7_900)]  # its prefill takes many seconds
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Sent:
     fields: dict[str, object] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     leave_after_seconds: float | None = None
+    leave_at_first_token: bool = False
     request_id: str = field(default_factory=lambda: f"o5-{secrets.token_hex(8)}")
 
     @property
@@ -64,12 +65,25 @@ async def send(served: Served, sent: Sent) -> int:
         **sent.fields,
     }
     try:
+        if sent.leave_at_first_token:
+            await first_token(served, body, headers)
+            return 0
         async with asyncio.timeout(sent.leave_after_seconds):
             return (await stream(served.http, "/v1/completions", body, headers)).status
     except TimeoutError:
         return 0
     except aiohttp.ClientError:
         return 0
+
+
+async def first_token(served: Served, body: dict[str, object], headers: dict[str, str]) -> None:
+    """Reads so far, then drops the connection."""
+    url = served.http + "/v1/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={**body, "stream": True}, headers=headers) as answer,
+    ):
+        await answer.content.readuntil(b'"text"')
 
 
 @dataclass(frozen=True)
@@ -92,21 +106,21 @@ def case(served: Served) -> Case:
         "malformed": Sent(traceparent="00-not-a-trace"),
         "absent": Sent(),
         "left in decode": Sent(
-            traceparent=traceparent(), fields={"max_tokens": 2_000}, leave_after_seconds=3.0
+            traceparent=traceparent(), fields={"max_tokens": 4_000}, leave_at_first_token=True
         ),
-        "left in prefill": Sent(LONG, traceparent(), leave_after_seconds=0.7),
+        "left in prefill": Sent(LONG, traceparent(), leave_after_seconds=2.0),
         "failed": Sent(
             traceparent=traceparent(),
-            fields={"max_tokens": 2_000},
-            headers={"x-request-timeout": "2.5"},
+            fields={"max_tokens": 4_000},
+            headers={"x-request-timeout": "4"},
         ),
     }
 
     async def run() -> Case:
         statuses = await asyncio.gather(*(send(served, one) for one in sent.values()))
-        await wait_idle(served, 20)
+        await wait_idle(served, 40)
         wanted = {one.request_id for name, one in sent.items() if name != "unsampled"}
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while True:
             views = _by_request_id(read_since(served.trace_dir, 0))
             if wanted <= views.keys() and all(views[one].call is not None for one in wanted):

@@ -202,13 +202,13 @@ async def test_nothing_is_retried_after_acceptance(steps: tuple[Accept | Emit, .
 
 
 async def test_no_retry_reaches_past_the_deadline() -> None:
-    async with connected() as (fake, client):
-        fake.script(Script.failing(QueueFull("full", retry_after_seconds=5.0)))
+    async with connected(ClientOptions(max_retry_wait_seconds=100)) as (fake, client):
+        fake.script(Script.failing(QueueFull("full", retry_after_seconds=60.0)))
         start = time.monotonic()
         with pytest.raises(QueueFull) as refusal:
-            await all_events(client.generate(prompt(), timeout=1.0))
-        assert time.monotonic() - start < 0.8
-        assert refusal.value.retry_after_seconds == 5.0
+            await all_events(client.generate(prompt(), timeout=30.0))
+        assert time.monotonic() - start < 20
+        assert refusal.value.retry_after_seconds == 60.0
         assert len(fake.calls) == 1
 
 
@@ -218,7 +218,7 @@ async def test_attempts_share_one_deadline() -> None:
             Script.failing(EngineUnavailable("restarting", retry_after_seconds=0.5)),
             Script.of_tokens((1,)),
         )
-        await all_events(client.generate(prompt(), timeout=5.0))
+        await all_events(client.generate(prompt(), timeout=8.0))
         first, second = (call.timeout_seconds for call in fake.calls)
         assert first is not None
         assert second is not None
@@ -228,16 +228,23 @@ async def test_attempts_share_one_deadline() -> None:
 # ---------------------------------------------------------------- deadlines
 
 
-@pytest.mark.parametrize("steps", [(), (Accept(),), (Accept(), Emit((1,)))])
-async def test_a_deadline_ends_the_call_on_both_sides(steps: tuple[Accept | Emit, ...]) -> None:
-    async with connected() as (fake, client):
-        fake.script(Script((*steps, Hang())))
-        start = time.monotonic()
+async def test_a_deadline_ends_the_call_on_both_sides() -> None:
+    """Before Accepted, after it, and in mid-stream."""
+
+    async def hanging(client: EngineClient, request_id: str) -> EngineClientError:
         with pytest.raises(DeadlineExceeded) as failure:
-            await all_events(client.generate(prompt("mine"), timeout=0.4))
-        assert 0.35 < time.monotonic() - start < 2.0
-        assert failure.value.request_id == "mine"
-        assert await fake.calls[0].wait_closed() is Outcome.CANCELLED
+            await all_events(client.generate(prompt(request_id), timeout=3.0))
+        return failure.value
+
+    async with connected() as (fake, client):
+        fake.script(
+            *(Script((*steps, Hang())) for steps in ((), (Accept(),), (Accept(), Emit((1,)))))
+        )
+        start = time.monotonic()
+        failures = await asyncio.gather(*(hanging(client, name) for name in "abc"))
+        assert 2.9 < time.monotonic() - start < 20
+        assert [failure.request_id for failure in failures] == ["a", "b", "c"]
+        assert [await call.wait_closed() for call in fake.calls] == [Outcome.CANCELLED] * 3
 
 
 async def test_no_time_at_all_sends_nothing() -> None:
@@ -250,7 +257,7 @@ async def test_no_time_at_all_sends_nothing() -> None:
 
 
 async def test_calls_about_the_engine_have_a_deadline_of_their_own() -> None:
-    async with connected(ClientOptions(call_timeout_seconds=0.2)) as (fake, client):
+    async with connected(ClientOptions(call_timeout_seconds=2)) as (fake, client):
         fake.freeze()
         with pytest.raises(DeadlineExceeded):
             await client.get_load()
@@ -272,7 +279,7 @@ async def test_an_engine_that_dies_ends_its_streams() -> None:
             await asyncio.sleep(0.05)
             await fake.kill()
             with pytest.raises(EngineUnavailable) as failure:
-                await asyncio.wait_for(reading, 2.0)
+                await asyncio.wait_for(reading, 10)
         assert failure.value.usage == Usage(3, 0, 2)
 
 
@@ -285,7 +292,7 @@ async def test_a_restarted_engine_is_found_again() -> None:
             with pytest.raises(EngineUnavailable):
                 await client.get_load()
             await fake.start()
-            await client.wait_ready(5.0)
+            await client.wait_ready(20)
         assert isinstance((await all_events(client.generate(prompt())))[-1], Finished)
 
 
@@ -300,7 +307,7 @@ async def test_nobody_there_is_told_quickly() -> None:
                 await client.get_server_info()
             with pytest.raises(EngineUnavailable, match="not ready within"):
                 await client.wait_ready(0.3)
-            assert time.monotonic() - start < 3.0
+            assert time.monotonic() - start < 10
 
 
 async def test_closing_the_client_ends_what_is_open() -> None:
@@ -313,7 +320,7 @@ async def test_closing_the_client_ends_what_is_open() -> None:
         await asyncio.sleep(0.05)
         await client.close()
         with pytest.raises(CallCancelled):
-            await asyncio.wait_for(reading, 1.0)
+            await asyncio.wait_for(reading, 10)
         assert await fake.calls[0].wait_closed() is Outcome.CANCELLED
         for call in (client.get_load(), all_events(client.generate(prompt()))):
             with pytest.raises(CallCancelled, match="closed"):
@@ -330,7 +337,7 @@ async def test_abort_ends_samples_one_by_one() -> None:
                 await anext(stream)
             for index in (1, 0):
                 await client.abort(stream.request_id, (index,))
-                event = await asyncio.wait_for(anext(stream), 1.0)
+                event = await asyncio.wait_for(anext(stream), 10)
                 assert isinstance(event, Finished)
                 assert (event.index, event.reason.value) == (index, "abort")
             with pytest.raises(StopAsyncIteration):

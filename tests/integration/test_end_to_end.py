@@ -33,7 +33,7 @@ async def test_the_capital_of_france_streamed(served: Served) -> None:
 
 
 async def test_sixteen_streams_share_steps(served: Served) -> None:
-    before = await wait_idle(served, 10)
+    before = await wait_idle(served, 30)
     answers = await asyncio.gather(
         *(
             stream(
@@ -88,13 +88,15 @@ async def test_a_long_prompt_stalls_no_running_stream(served: Served) -> None:
     ]
     await asyncio.sleep(1.0)
     prompt = [1000 + number % 20_000 for number in range(4_000)]
+    began = time.monotonic()
     long = await stream(served.http, "/v1/completions", completion(served, prompt, max_tokens=2))
     assert long.status == 200 and len(long.deltas()) >= 1
     first_long = long.delta_times()[0]
     for answer in await asyncio.gather(*running):
         times = answer.delta_times()
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        assert max(gaps) < 2.0
+        # Computed at once it would be one gap. (On a busy machine steps take longer.)
+        assert max(gaps) < max(2.0, 0.5 * (first_long - began))
         assert times[0] < first_long  # the test is vacuous otherwise
     spans = await spans_when(served, "prefill", long.headers["x-request-id"])
     chunks = spans[0]["events"]
@@ -111,7 +113,7 @@ async def test_one_trace_spans_facade_and_engine(served: Served) -> None:
     )
     assert status == 200
     wanted = {"queue", "prefill", "decode", "render", "tokenize"}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         spans = list(read_spans(served.trace_dir, trace_id))
         servers = [span["service"] for span in spans if span["kind"] == "SERVER"]
@@ -141,7 +143,7 @@ def check_tree(spans: list[StoredSpan], parent: str) -> None:
 
 async def spans_when(served: Served, name: str, request_id: str) -> list[StoredSpan]:
     """Spans of that name in the trace of that HTTP request, once they are stored."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         everything = list(read_spans(served.trace_dir))
         traces = {

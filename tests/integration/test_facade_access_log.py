@@ -39,7 +39,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def line_of(caplog: pytest.LogCaptureFixture, request_id: str) -> str:
     """The one line of it; a client that left is noticed a moment later."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not (found := [it for it in lines(caplog) if request_id in it]):
         assert time.monotonic() < deadline, f"no line of {request_id}"
         await asyncio.sleep(0.02)

@@ -61,13 +61,19 @@ async def test_c1_a_client_that_is_gone_stops_its_generation(
             writer.close()
         case _:
             writer.write_eof()
-    assert (await call.wait_closed(1.0)).value == "cancelled"
+    assert (await call.wait_closed()).value == "cancelled"
     if how == "half-close":
         await reader.read()  # the facade closes its side as well
         writer.close()
-    await asyncio.sleep(0.02)
+    await no_request_is_active(facade)
     assert await metric(facade, "http_server_answers_total", CHAT, '"499"') == before + 1
-    assert await metric(facade, "http_server_active_requests", CHAT) == 0
+
+
+async def no_request_is_active(facade: Harness) -> None:
+    deadline = time.monotonic() + 10
+    while await metric(facade, "http_server_active_requests", CHAT):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
 
 
 async def test_c1_a_client_that_leaves_before_the_engine_answers(facade: Harness) -> None:
@@ -75,7 +81,7 @@ async def test_c1_a_client_that_leaves_before_the_engine_answers(facade: Harness
     _, writer = await facade.send_raw(CHAT, chat(stream=True))
     (call,) = await facade.fake.wait_for_calls(1)
     writer.close()
-    assert (await call.wait_closed(1.0)).value == "cancelled"
+    assert (await call.wait_closed()).value == "cancelled"
 
 
 async def test_c4_all_samples_and_all_prompts_end_with_their_client(facade: Harness) -> None:
@@ -87,7 +93,7 @@ async def test_c4_all_samples_and_all_prompts_end_with_their_client(facade: Harn
     calls = await facade.fake.wait_for_calls(4)
     writer.close()
     for call in calls:
-        assert (await call.wait_closed(1.0)).value == "cancelled"
+        assert (await call.wait_closed()).value == "cancelled"
 
 
 async def test_c4_with_one_sample_already_ended_by_a_stop_string(facade: Harness) -> None:
@@ -99,7 +105,7 @@ async def test_c4_with_one_sample_already_ended_by_a_stop_string(facade: Harness
     (call,) = facade.fake.calls
     assert call.outcome.value == "open"
     writer.close()
-    assert (await call.wait_closed(1.0)).value == "cancelled"
+    assert (await call.wait_closed()).value == "cancelled"
 
 
 async def test_two_hundred_closes_leave_no_task_behind(facade: Harness) -> None:
@@ -116,7 +122,7 @@ async def test_two_hundred_closes_leave_no_task_behind(facade: Harness) -> None:
     async def round_of_closes() -> int:
         for start in range(0, 100, 25):
             await asyncio.gather(*map(come_and_go, range(start, start + 25)))
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 20
         while facade.fake.num_open_calls or facade.running.facade.runs._runs:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
@@ -125,8 +131,13 @@ async def test_two_hundred_closes_leave_no_task_behind(facade: Harness) -> None:
         return len(asyncio.all_tasks())
 
     first = await round_of_closes()
-    assert await round_of_closes() <= first + 3
-    assert await metric(facade, "http_server_active_requests", CHAT) == 0
+    last = await round_of_closes()
+    deadline = time.monotonic() + 20
+    while last > first + 3:
+        assert time.monotonic() < deadline, last
+        await asyncio.sleep(0.1)
+        last = len(asyncio.all_tasks())
+    await no_request_is_active(facade)
 
 
 async def test_a_client_that_does_not_read_slows_only_its_own_stream(facade: Harness) -> None:
@@ -137,12 +148,13 @@ async def test_a_client_that_does_not_read_slows_only_its_own_stream(facade: Har
     _, writer = await facade.send_raw(CHAT, body)  # and reads nothing but a first buffer
     try:
         (call,) = await facade.fake.wait_for_calls(1)
-        emitted, before = 0, -1
-        deadline = time.monotonic() + 15
-        while emitted != before:
+        emitted, num_still = 0, 0
+        deadline = time.monotonic() + 60
+        while num_still < 3:
             assert time.monotonic() < deadline, "the engine never had to wait"
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             before, emitted = emitted, call._num_emitted[0]
+            num_still = num_still + 1 if emitted == before > 0 else 0
         assert 0 < emitted < num_chunks * len(chunk)
 
         facade.fake.script(Script.of_tokens(facade.tok.encode("still here")))
@@ -150,4 +162,4 @@ async def test_a_client_that_does_not_read_slows_only_its_own_stream(facade: Har
         assert answer.text() == "still here"
     finally:
         writer.transport.abort()
-    assert (await call.wait_closed(2.0)).value == "cancelled"
+    assert (await call.wait_closed()).value == "cancelled"

@@ -58,7 +58,7 @@ async def test_it_starts_before_its_engine_and_connects_when_that_comes(
         check_envelope(status, body, 503)
         assert headers["x-should-retry"] == "true"
         async with fake:
-            await facade.wait_ready(5)
+            await facade.wait_ready(30)
             facade.say("here now")
             _, body, _ = await facade.post(CHAT, chat())
             assert text_of(body) == "here now"
@@ -81,7 +81,7 @@ async def test_an_engine_that_still_loads_is_no_engine_lost(
             status, raw, _ = await facade.get(path)
             assert check_envelope(status, json.loads(raw), 503)["code"] == "engine_unavailable"
         await fake.set_serving(True)
-        await facade.wait_ready(5)
+        await facade.wait_ready(30)
         facade.say("loaded now")
         _, body, _ = await facade.post(CHAT, chat())
         assert text_of(body) == "loaded now"
@@ -96,7 +96,7 @@ async def test_an_engine_that_dies_ends_its_streams_and_is_found_again(
         streams = [asyncio.create_task(facade.stream(CHAT, chat())) for _ in range(3)]
         whole = asyncio.create_task(facade.post(CHAT, chat()))
         await facade.fake.wait_for_calls(4)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         began = time.monotonic()
         await facade.fake.kill()
         for answer in await asyncio.gather(*streams):
@@ -105,15 +105,15 @@ async def test_an_engine_that_dies_ends_its_streams_and_is_found_again(
             assert answer.events[-1]["usage"]["completion_tokens"] == 1
         status, body, _ = await whole
         check_envelope(status, body, 503)
-        assert time.monotonic() - began < 5
-        await not_ready(facade, 5)
+        assert time.monotonic() - began < 30
+        await not_ready(facade, 20)
         assert (await facade.get("/healthz"))[0] == 200
         assert (await facade.get("/v1/models"))[0] == 200  # what is known stays known
         status, body, _ = await facade.post(CHAT, chat())
         check_envelope(status, body, 503)
 
         await facade.fake.start()
-        await facade.wait_ready(5)
+        await facade.wait_ready(30)
         facade.say("back again")
         _, body, _ = await facade.post(CHAT, chat())
         assert text_of(body) == "back again"
@@ -132,7 +132,7 @@ async def test_a_frozen_engine_is_not_ready_until_it_thaws(embedded_model_dir: P
         facade.fake.freeze()
         await not_ready(facade, 8)
         facade.fake.thaw()
-        await facade.wait_ready(5)
+        await facade.wait_ready(30)
 
 
 async def test_a_stale_tokenizer_is_fetched_again_and_the_request_tried_once_more(
@@ -187,12 +187,12 @@ async def test_another_model_after_a_restart_is_served_under_its_own_name(
         before = body["system_fingerprint"]
 
         await facade.fake.kill()
-        await not_ready(facade, 5)
+        await not_ready(facade, 20)
         facade.fake.model_info = dataclasses.replace(
             facade.fake.model_info, model="other", weights_digest="others"
         )
         await facade.fake.start()
-        await facade.wait_ready(5)
+        await facade.wait_ready(30)
         assert [m["id"] for m in await models(facade)] == ["other", "alias"]
         _, body, _ = await facade.post(CHAT, {**chat(), "model": "alias"})
         assert body["system_fingerprint"] != before

@@ -37,7 +37,7 @@ async def value(facade: Harness, name: str, **labels: str) -> float:
 
 async def until(facade: Harness, name: str, expected: float) -> None:
     """Of chats."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while await value(facade, name, http_route=CHAT) != expected:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)

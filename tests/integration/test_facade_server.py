@@ -88,14 +88,12 @@ def _remote(port: int) -> RunningFacade:
 
 async def test_sigterm_lets_streams_finish_and_refuses_new_ones(embedded_model_dir: Path) -> None:
     async with process_and_fake(embedded_model_dir) as (running, facade):
-        ids = facade.say("one two three four five six seven eight", delay_seconds=0.15)
+        ids = facade.say("one two three four five six seven eight", delay_seconds=0.5)
         streaming = asyncio.create_task(facade.stream(CHAT, chat()))
         whole = asyncio.create_task(facade.post(CHAT, chat()))
         await facade.fake.wait_for_calls(2)
         running.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
-        status, raw, _ = await facade.get("/readyz")
-        check_envelope(status, json.loads(raw), 503)
+        await until_unready(facade)
         assert (await facade.get("/healthz"))[0] == 200
         assert b"http_server_active_requests" in (await facade.get("/metrics"))[1]
         status, body, headers = await facade.post(CHAT, chat())
@@ -105,11 +103,19 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones(embedded_model_d
         assert answer.finish_reasons() == ["stop"] and len(answer.deltas()) == len(ids)
         status, body, _ = await whole
         assert status == 200 and text_of(body) == answer.text()
-        assert await asyncio.wait_for(running.wait(), 10) == 0
+        assert await asyncio.wait_for(running.wait(), 30) == 0
         assert running.stdout is not None and await running.stdout.read() == b""
 
 
-@pytest.mark.parametrize("grace", ["0.5", "30"], ids=["grace over", "second signal"])
+async def until_unready(facade: Harness) -> None:
+    deadline = time.monotonic() + 10
+    while (answer := await facade.get("/readyz"))[0] == 200:
+        assert time.monotonic() < deadline, "still ready"
+        await asyncio.sleep(0.02)
+    check_envelope(answer[0], json.loads(answer[1]), 503)
+
+
+@pytest.mark.parametrize("grace", ["0.5", "90"], ids=["grace over", "second signal"])
 async def test_streams_that_outlast_the_grace_end_with_an_error(
     embedded_model_dir: Path, grace: str
 ) -> None:
@@ -123,15 +129,15 @@ async def test_streams_that_outlast_the_grace_end_with_an_error(
         calls = await facade.fake.wait_for_calls(2)
         await asyncio.sleep(0.1)
         running.send_signal(signal.SIGTERM)
-        if grace == "30":
-            await asyncio.sleep(0.3)
+        if grace == "90":
+            await until_unready(facade)
             running.send_signal(signal.SIGTERM)
-        answer = await asyncio.wait_for(streaming, 10)
+        answer = await asyncio.wait_for(streaming, 30)
         assert answer.finish_reasons() == [] and answer.num_done == 1
         assert answer.events[-1]["error"]["code"] == "engine_unavailable"
         status, body, _ = await whole
         check_envelope(status, body, 503)
-        assert await asyncio.wait_for(running.wait(), 10) == 0
+        assert await asyncio.wait_for(running.wait(), 30) == 0
         for call in calls:
             assert (await call.wait_closed()).value == "cancelled"
 
@@ -307,7 +313,10 @@ async def test_concurrent_traces_never_mix_and_every_span_ends(embedded_model_di
         await reader.readuntil(b'"content":')
         writer.close()
         facade.fake.script(Script.failing(OutOfMemory("none left")))
-        await asyncio.sleep(0.1)
+        deadline = time.monotonic() + 10
+        while not any(s.kind is SpanKind.SERVER for s in exporter.get_finished_spans()):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
         await facade.post(CHAT, chat())
         await facade.post(CHAT, chat(n=0))
         ended = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]
@@ -342,15 +351,15 @@ async def test_an_unexpected_failure_is_logged_and_enveloped(
 async def test_content_after_a_long_prefill_is_timed_from_arrival(embedded_model_dir: Path) -> None:
     """Headers and the role come with the first progress; the first token is what TTFT counts."""
     async with facade_and_fake(embedded_model_dir) as facade:
-        steps = (Accept(), Progress(), Pause(0.3), *Script.of_tokens([504]).steps[2:])
+        steps = (Accept(), Progress(), Pause(2.5), *Script.of_tokens([504]).steps[2:])
         facade.fake.script(Script(steps))
         began = time.monotonic()
         reader, writer = await facade.send_raw(CHAT, chat(stream=True))
         await reader.readuntil(b'"role":"assistant"')
-        assert time.monotonic() - began < 0.25
+        assert time.monotonic() - began < 2.3
         await reader.readuntil(b"[DONE]")
         writer.close()
         text = (await facade.get("/metrics"))[1].decode()
         name = "gen_ai_server_time_to_first_token_seconds_sum{"
         (line,) = [line for line in text.splitlines() if line.startswith(name)]
-        assert float(line.split()[-1]) >= 0.3
+        assert float(line.split()[-1]) >= 2.5

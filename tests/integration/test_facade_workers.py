@@ -65,7 +65,7 @@ async def running(model_dir: Path, work_dir: Path, *flags: str) -> AsyncIterator
             )
         try:
             assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), 30)
+            line = await asyncio.wait_for(process.stdout.readline(), 60)
             assert line, log.read_text()
             one = Running(json.loads(line)["http"], process, fake, log)
             await until(lambda: is_ready(one.url))
@@ -76,7 +76,7 @@ async def running(model_dir: Path, work_dir: Path, *flags: str) -> AsyncIterator
         finally:
             if process.returncode is None:
                 process.terminate()
-                await asyncio.wait_for(process.wait(), 20)
+                await asyncio.wait_for(process.wait(), 40)
 
 
 def runs(pid: int) -> bool:
@@ -150,7 +150,8 @@ async def test_a_worker_that_is_killed_is_replaced_and_the_totals_never_go_back(
         await asked(20)
         stopped.set()
         await asyncio.gather(*asking)
-        assert num_lost <= 6  # what the killed one had accepted
+        # what the killed one had accepted, and what its socket took while it was torn down
+        assert num_lost <= 2 * len(asking)
         assert num_answered <= await facade.answers() <= num_answered + num_lost
         metrics = await facade.metrics()
         active = json.dumps({"http_route": COMPLETIONS})
@@ -177,12 +178,12 @@ async def test_sigterm_lets_every_workers_streams_end_and_exits_with_0(
         facade.process.terminate()
         answers = await asyncio.gather(*streams)
         assert [status for status, _, _ in answers] == [200] * len(streams)
-        assert await asyncio.wait_for(facade.process.wait(), 20) == 0
+        assert await asyncio.wait_for(facade.process.wait(), 40) == 0
         assert await asyncio.to_thread(probe, facade.url + "/healthz") == 0
 
 
 async def test_a_second_sigterm_does_not_wait(embedded_model_dir: Path, tmp_path: Path) -> None:
-    async with running(embedded_model_dir, tmp_path, "--shutdown-timeout=60") as facade:
+    async with running(embedded_model_dir, tmp_path, "--shutdown-timeout=90") as facade:
         facade.fake.script(Script((Accept(), Progress(), Emit((504,)), Hang())))
         asked = asyncio.create_task(post(facade.url, COMPLETIONS, completion()))
 
@@ -191,11 +192,15 @@ async def test_a_second_sigterm_does_not_wait(embedded_model_dir: Path, tmp_path
 
         await until(is_asked)
         facade.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+
+        async def is_draining() -> bool:
+            return await asyncio.to_thread(probe, facade.url + "/readyz") == 503
+
+        await until(is_draining)
         facade.process.send_signal(signal.SIGTERM)
         status, body, _ = await asked
         assert status == 503 and body["error"]["code"] == "engine_unavailable"
-        assert await asyncio.wait_for(facade.process.wait(), 20) == 0
+        assert await asyncio.wait_for(facade.process.wait(), 40) == 0
 
 
 async def test_nobody_else_gets_the_port_and_no_worker_outlives_a_killed_parent(

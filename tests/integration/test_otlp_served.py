@@ -65,7 +65,7 @@ async def wait_exported(served: Served, received: Received, trace_ids: Iterable[
     both = (lambda: in_store(served), received.spans)
     for trace_id in trace_ids:
         for found in both:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             while not {names.SPAN_DECODE, "POST"} <= {
                 span["name"].split(" ")[0]
                 for span in found().values()
@@ -92,8 +92,10 @@ async def all_kinds(served: Served) -> list[str]:
 async def check_same(served: Served, received: Received) -> None:
     await wait_exported(served, received, await all_kinds(served))
     await asyncio.sleep(1.5)  # the steps' spans, too
-    stored, sent = in_store(served), received.spans()
-    assert set(sent) == set(stored)
+    deadline = time.monotonic() + 20
+    while set(sent := received.spans()) != set(stored := in_store(served)):
+        assert time.monotonic() < deadline, set(sent) ^ set(stored)
+        await asyncio.sleep(0.3)
     for span_id, span in stored.items():
         assert sent[span_id] == span
     assert {span["service"] for span in sent.values()} == {"firsttoken-facade", "firsttoken-engine"}
@@ -126,7 +128,7 @@ async def test_killing_the_collector_loses_no_request_and_changes_no_answer(
     for answer in filter(None, answers):
         assert (answer.status, answer.num_done) == (200, 1)
         assert answer.text() == before.text()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while not (dropped(exporting.http) and dropped(exporting.metrics)):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.3)
@@ -150,7 +152,7 @@ async def test_over_http_and_one_that_never_answers(
             for _ in range(5):
                 answer = await stream(served.http, COMPLETIONS, body)
                 assert answer.text() == before.text()
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while not received.num_hanging:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)

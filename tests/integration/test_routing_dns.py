@@ -40,7 +40,7 @@ class Names:
         return self.targets
 
 
-async def until(holds: Callable[[], bool], seconds: float = 8.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -82,18 +82,18 @@ def test_huge_stop_strings_cost_what_small_ones_cost() -> None:
     """A table of a megabyte's failures would take about a second; four of them, built at each
     request, would stop the event loop."""
     huge = ["ab" * 500_000, "ba" * 500_000, "a" * 1_000_000, "abb" * 350_000]
-    begin = time.perf_counter()
+    begin = time.thread_time()
     checker = StopChecker(huge)
     pieces = ["the ab", "ababab", "abba", "aaaa", "xyz"] * 400
     out = "".join(checker.push(piece).text for piece in pieces) + checker.finish()
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
     assert out == "".join(pieces)
 
 
 def test_holding_a_long_text_costs_no_more_per_piece() -> None:
     checker = StopChecker(["q" * 1_000_000])
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(50_000):
         assert checker.push("qqqq").text == ""
     assert checker.push("x").text == "q" * 200_000 + "x"
-    assert time.perf_counter() - begin < 5  # copying what is held at each piece takes minutes
+    assert time.thread_time() - begin < 5  # copying what is held at each piece takes minutes
