@@ -14,13 +14,10 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from engine_service.admission import Admission
-from engine_service.collector import Collector, SampleEvents
 from engine_service.config import SchedulerConfig
 from engine_service.errors import (
     ERRORS_BY_REASON,
@@ -30,6 +27,7 @@ from engine_service.errors import (
     InternalError,
     RequestIdInUse,
 )
+from engine_service.live_request import LiveRequest, RequestObserver, RequestStream, Sample
 from engine_service.messages import (
     AbortRequest,
     AddRequest,
@@ -55,63 +53,6 @@ _DEADLINE_SLACK_NS = 50_000_000  # the caller's clock starts before its call arr
 _EXPIRED = Failure(DeadlineExceeded.reason, "the deadline passed")
 
 
-class RequestObserver(Protocol):
-    """Is told what becomes of a request's samples, also after its reader left."""
-
-    def first_token(self, index: int, computed_ns: int, received_ns: int) -> None: ...
-
-    def sample_finished(self, index: int, finish: Finish) -> None: ...
-
-    def sample_lost(self, index: int) -> None:
-        """The core died."""
-
-
-@dataclass(slots=True)
-class _Sample:
-    is_queued: bool = True
-    is_finished: bool = False
-    num_output_tokens: int = 0
-    last_token_ns: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _LiveRequest:
-    request: AddRequest
-    samples: list[_Sample]
-    observer: RequestObserver
-    collector: Collector = field(default_factory=Collector)
-    queue_timer: asyncio.TimerHandle | None = None
-    has_reader: bool = True
-    left_ns: int = 0  # its reader left before its end; 0: it did not
-    is_expired: bool = False  # a deadline ended it, not its caller
-
-
-class RequestStream:
-    """The reader's end of one live request. `close` must be called, whatever happened."""
-
-    def __init__(self, actor: EngineActor, live: _LiveRequest) -> None:
-        self._actor = actor
-        self._live = live
-        self._num_unfinished = live.request.n
-
-    @property
-    def finished(self) -> bool:
-        """The reader has seen the end of each sample."""
-        return self._num_unfinished == 0
-
-    async def take(self) -> list[SampleEvents]:
-        """What happened since the last call, at least one event; raises the request's failure."""
-        events = await self._live.collector.take()
-        for event in events:
-            if event.finish is not None:
-                self._num_unfinished -= 1
-        return events
-
-    def close(self) -> None:
-        """The reader leaves; what still runs for it is aborted."""
-        self._actor.leave(self._live)
-
-
 class EngineActor:
     def __init__(
         self, limits: SchedulerConfig, metrics: ServiceMetrics, stall_timeout_seconds: float
@@ -127,7 +68,7 @@ class EngineActor:
             limits.max_num_queued_tokens,
             math.inf if limits.max_queue_wait_seconds is None else limits.max_queue_wait_seconds,
         )
-        self._live: dict[str, _LiveRequest] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._connection: CoreConnection | None = None
@@ -200,15 +141,15 @@ class EngineActor:
         except EngineError as error:
             self.refused(error)
             raise
-        samples = [_Sample() for _ in range(request.n)]
-        live = _LiveRequest(request, samples, observer)
+        samples = [Sample() for _ in range(request.n)]
+        live = LiveRequest(request, samples, observer)
         self._live[request.request_id] = live
         if self._queue_timeout_seconds is not None:
             loop = asyncio.get_running_loop()
             live.queue_timer = loop.call_later(self._queue_timeout_seconds, self._expire, live)
         self._idle.clear()
         self._post(request)
-        return RequestStream(self, live)
+        return RequestStream(live, self.leave)
 
     def abort(
         self, request_id: str, indices: tuple[int, ...] = (), tenant: str | None = None
@@ -222,7 +163,7 @@ class EngineActor:
         if any(not live.samples[i].is_finished for i in wanted if i < live.request.n):
             self._post(AbortRequest(request_id, indices))
 
-    def leave(self, live: _LiveRequest) -> None:
+    def leave(self, live: LiveRequest) -> None:
         live.has_reader = False
         deadline_ns = live.request.deadline_ns
         if deadline_ns and time.monotonic_ns() > deadline_ns - _DEADLINE_SLACK_NS:
@@ -317,7 +258,7 @@ class EngineActor:
 
     # ------------------------------------------------------------ outputs
 
-    def _deliver(self, live: _LiveRequest, output: RequestOutput, end_ns: int) -> None:
+    def _deliver(self, live: LiveRequest, output: RequestOutput, end_ns: int) -> None:
         sample = live.samples[output.index]
         if sample.is_finished:
             return
@@ -342,12 +283,12 @@ class EngineActor:
                 self._admission.freed()
             self._finish_sample(live, output.index, output.finish)
 
-    def _leave_queue(self, live: _LiveRequest, *, scheduled: bool) -> None:
+    def _leave_queue(self, live: LiveRequest, *, scheduled: bool) -> None:
         num_tokens = len(live.request.prompt_token_ids)
         self._admission.leave(num_tokens, time.monotonic(), scheduled=scheduled)
 
     def _count_tokens(
-        self, request: AddRequest, sample: _Sample, num_tokens: int, end_ns: int
+        self, request: AddRequest, sample: Sample, num_tokens: int, end_ns: int
     ) -> None:
         if sample.num_output_tokens == 0:
             self._metrics.first_token(end_ns - request.arrival_ns)
@@ -356,12 +297,12 @@ class EngineActor:
         sample.num_output_tokens += num_tokens
         sample.last_token_ns = end_ns
 
-    def _finish_sample(self, live: _LiveRequest, index: int, finish: Finish) -> None:
+    def _finish_sample(self, live: LiveRequest, index: int, finish: Finish) -> None:
         request, sample = live.request, live.samples[index]
         sample.is_finished = True
         if live.is_expired and finish.reason is FinishReason.ABORT:
             finish = msgspec.structs.replace(finish, reason=FinishReason.ERROR, failure=_EXPIRED)
-        self._metrics.sample_ended(finish, len(request.prompt_token_ids), sample.num_output_tokens)
+        self._metrics.sample_ended(finish, request, sample.num_output_tokens)
         live.observer.sample_finished(index, finish)
         if all(sample.is_finished for sample in live.samples):
             if live.left_ns:
@@ -370,7 +311,7 @@ class EngineActor:
         elif finish.failure is not None:
             self.abort(request.request_id)  # the call fails as a whole
 
-    def _forget(self, live: _LiveRequest) -> None:
+    def _forget(self, live: LiveRequest) -> None:
         if live.queue_timer is not None:
             live.queue_timer.cancel()
         del self._live[live.request.request_id]
@@ -389,7 +330,7 @@ class EngineActor:
             patience_seconds = min(patience_seconds, left_seconds)
         return patience_seconds
 
-    def _expire(self, live: _LiveRequest) -> None:
+    def _expire(self, live: LiveRequest) -> None:
         """It has waited as long as it may, and nothing of it has run. (A caller's own deadline
         goes to the core with the request.)"""
         live.is_expired = True

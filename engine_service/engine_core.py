@@ -87,8 +87,8 @@ class Runner(Protocol):
 class CompiledGrammars(Grammars, Protocol):
     """What the core needs of a StructuredOutputManager, beyond what the scheduler does."""
 
-    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
-        """Starts to compile; never waits."""
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> bool:
+        """Starts to compile, unless it is there already, which it returns; never waits."""
 
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:
         """What was compiled since, or failed to."""
@@ -212,7 +212,9 @@ class EngineCore:
                 outputs.append(RequestOutput(request.request_id, index, finish=finish))
                 continue
             if command.structured_output is not None:
-                self._grammars.submit(request.key, command.structured_output)
+                request.grammar_was_cached = self._grammars.submit(
+                    request.key, command.structured_output
+                )
         return outputs
 
     def _abort(self, command: AbortRequest) -> list[RequestOutput]:
@@ -253,10 +255,9 @@ class EngineCore:
         """Raises CoreBroken only; any other failure becomes that of the scheduled requests."""
         launched_ns = time.monotonic_ns()
         mask_ns = 0
-        sampling = [item.request for item in plan.scheduled if item.samples]
         step: StepUnderWay
         try:
-            bitmask = self._grammars.fill_bitmask(sampling)
+            bitmask = self._grammars.fill_bitmask(plan.sampling_requests)
             mask_ns = time.monotonic_ns()
             step = self._runner.launch(plan, bitmask)
         except Exception as error:

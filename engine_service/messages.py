@@ -165,6 +165,12 @@ class RequestTiming(_Message, frozen=True):
     taken_ns: int = 0  # the core took it from its mailbox
     waits: tuple[Wait, ...] = ()  # up to the first token; of requests that are traced or tell it
     num_cached_tokens: int = 0
+    grammar_was_cached: bool = False  # nothing was to be compiled for it
+
+    @property
+    def grammar_wait_ns(self) -> int:
+        """From the core's taking it to its grammar; 0: it had none, or never got it."""
+        return self.grammar_ready_ns - self.taken_ns if self.grammar_ready_ns else 0
 
 
 class Failure(_Message, frozen=True):

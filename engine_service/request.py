@@ -108,6 +108,7 @@ class Request:
     first_step_id: int = 0
     prefill_chunks: list[PrefillChunk] = field(default_factory=list)
     taken_ns: int = 0
+    grammar_was_cached: bool = False
     tells_timing: bool = False  # with its first token
     wait_log: WaitLog | None = None  # of one that is watched, or was
 
@@ -193,4 +194,5 @@ class Request:
             taken_ns=self.taken_ns,
             waits=() if self.wait_log is None else self.wait_log.waits(self.finished_ns),
             num_cached_tokens=self.num_cached_tokens,
+            grammar_was_cached=self.grammar_was_cached,
         )

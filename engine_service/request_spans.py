@@ -173,6 +173,7 @@ class GenerateSpan:
                 context=trace.set_span_in_context(queue),
                 start_time=unix_ns(taken_ns),
             )
+            grammar.set_attribute(names.GRAMMAR_CACHED, timing.grammar_was_cached)
             grammar.end(unix_ns(timing.grammar_ready_ns))
         return queue
 

@@ -8,7 +8,7 @@ then on it grows by one block per `block_size` generated tokens.
 admitted next is decided between tenants by what each has had (`fair_share`), within a tenant by
 place: rank, and how long its prompt takes. A request whose next prefix block another one is
 computing waits for it aside, in nobody's way (`prefixes_in_flight`). When blocks run out, somebody
-gives way (`preemption`).
+gives way (`preemption`). What a step came to is booked in `request_progress`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from dataclasses import dataclass, field
 
 from engine_service.config import SchedulerConfig
 from engine_service.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
-from engine_service.jump_forward import take_forced_token
 from engine_service.kv_cache_manager import KVCacheManager
 from engine_service.messages import (
     CoreStats,
     Failure,
-    Finish,
     FinishReason,
-    PrefillChunk,
     RequestOutput,
     WaitReason,
 )
 from engine_service.preemption import Preemption
 from engine_service.prefill_pace import PrefillPace, StepRoom
 from engine_service.queue_watch import QueueWatch
-from engine_service.request import FINISHED_STATUS, Request, RequestKey, RequestStatus
-from engine_service.request_output import Grammars, accept_token, output_of
+from engine_service.request import Request, RequestKey, RequestStatus
+from engine_service.request_output import Grammars
+from engine_service.request_progress import RequestProgress
 from engine_service.request_queues import RequestQueues
 from engine_service.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
-from engine_service.stop_check import Stop, check_stop, will_be_cut
+from engine_service.stop_check import will_be_cut
 
 _DEADLINE = Failure(DeadlineExceeded.reason, "the request's deadline has passed")
 
@@ -64,13 +62,14 @@ class Scheduler:
         self._preemption = Preemption(kv_cache_manager, self._queues, self._max_num_running)
         self._pace = PrefillPace(config)
         self.watch = QueueWatch(self._queues.in_flight.is_following)
-        # All that a step adds to what a request knows: it takes one more block at most.
-        self._max_new_tokens = kv_cache_manager.block_size if config.enable_jump_forward else 1
-
+        self._progress = RequestProgress(
+            self._queues,
+            self.watch,
+            max_model_len=kv_cache_manager.capacity_tokens,
+            # All that a step adds to what a request knows: it takes one more block at most.
+            max_new_tokens=kv_cache_manager.block_size if config.enable_jump_forward else 1,
+        )
         self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_forced_tokens = 0  # of those, taken without a step of their own
 
     # ------------------------------------------------------------ requests come and go
 
@@ -105,18 +104,17 @@ class Scheduler:
 
     def abort(self, key: RequestKey, now_ns: int) -> RequestOutput | None:
         """Ends it at any time, also between schedule() and update; None if it is gone already."""
-        return self._end_by_key(key, FinishReason.ABORT, now_ns)
+        return self._end(key, FinishReason.ABORT, now_ns)
 
     def fail(self, key: RequestKey, failure: Failure, now_ns: int) -> RequestOutput | None:
         """Like `abort`, but as an error."""
-        return self._end_by_key(key, FinishReason.ERROR, now_ns, failure)
+        return self._end(key, FinishReason.ERROR, now_ns, failure)
 
     def expire(self, now_ns: int) -> list[RequestOutput]:
         """Ends what is past its deadline, running or not; to be called before each step."""
         outputs = []
         while (request := self._queues.deadlines.first_due(now_ns)) is not None:
-            finish = self._end(request, FinishReason.ERROR, now_ns, _DEADLINE)
-            outputs.append(output_of(request, finish=finish))
+            outputs.append(self._progress.end(request, FinishReason.ERROR, now_ns, _DEADLINE))
         return outputs
 
     def next_deadline_ns(self) -> int | None:
@@ -148,13 +146,19 @@ class Scheduler:
             cached_blocks=pool.num_cached,
             used_blocks=pool.num_used,
             num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=self._num_generated_tokens,
-            num_forced_tokens=self._num_forced_tokens,
+            num_prompt_tokens=self._progress.num_prompt_tokens,
+            num_generated_tokens=self._progress.num_generated_tokens,
+            num_forced_tokens=self._progress.num_forced_tokens,
             num_preemptions=self._queues.num_preemptions,
             prefix_cache_queries=self._kv.num_queried_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
         )
+
+    def _end(
+        self, key: RequestKey, reason: FinishReason, now_ns: int, failure: Failure | None = None
+    ) -> RequestOutput | None:
+        request = self._queues.find(key)
+        return None if request is None else self._progress.end(request, reason, now_ns, failure)
 
     # ------------------------------------------------------------ schedule
 
@@ -321,8 +325,6 @@ class Scheduler:
         self.token_budget = self._pace.token_budget = token_budget
         return token_budget
 
-    # ------------------------------------------------------------ update
-
     def update_from_output(
         self,
         scheduler_output: SchedulerOutput,
@@ -333,124 +335,9 @@ class Scheduler:
     ) -> list[RequestOutput]:
         """Books what the step computed; one output per request that has something to tell."""
         self._pace.observe(scheduler_output.scheduled, (end_ns - start_ns) * 1e-9)
-        failures = runner_output.failures
-        outputs = []
-        for share in scheduler_output.scheduled:
-            request = share.request
-            if not share.is_current:
-                continue  # aborted or preempted while the step ran
-            samples = share.samples
-            request.num_pending_outputs -= samples
-            failure = failures.get(request.key) if failures else None
-            if failure is None and samples:
-                failure = accept_token(request, runner_output, grammars)
-            if failure is not None:  # nothing is published: the KV of this step is in doubt
-                finish = self._end(request, FinishReason.ERROR, end_ns, failure)
-                outputs.append(output_of(request, finish=finish))
-            else:
-                num_prefilled = self._advance(share, scheduler_output, start_ns, end_ns)
-                if samples:
-                    token = self._append(request, runner_output, num_prefilled, end_ns, grammars)
-                    outputs.append(token)
-                elif num_prefilled is not None:
-                    told = runner_output.prompt_logprobs.get(request.key, ())
-                    outputs.append(output_of(request, num_prefilled, prompt_logprobs=told))
-            if request.structured_output is not None and request.status.is_finished:
-                grammars.release(request.key)
-        return outputs
-
-    def _advance(
-        self, share: ScheduledRequest, step: SchedulerOutput, start_ns: int, end_ns: int
-    ) -> int | None:
-        """Books the computed tokens; returns how far the prompt is now, if further than ever."""
-        request = share.request
-        self._queues.advance(request, share.num_scheduled_tokens)
-        if share.num_computed_tokens >= request.num_admitted_tokens:
-            return None  # a generated token
-        request.prefill_chunks.append(
-            PrefillChunk(
-                step.step_id,
-                start_ns,
-                end_ns,
-                share.num_scheduled_tokens,
-                step.scheduled_ns,
-                step.num_scheduled_tokens,
-            )
+        return self._progress.update_from_output(
+            scheduler_output, runner_output, start_ns, end_ns, grammars
         )
-        num_prefilled = min(request.num_computed_tokens, request.num_prompt_tokens)
-        if num_prefilled <= request.num_prefilled_tokens:
-            return None  # computed again after a preemption
-        self._num_prompt_tokens += num_prefilled - request.num_prefilled_tokens
-        request.num_prefilled_tokens = num_prefilled
-        return num_prefilled
-
-    def _append(
-        self,
-        request: Request,
-        runner_output: ModelRunnerOutput,
-        num_prefilled: int | None,
-        end_ns: int,
-        grammars: Grammars,
-    ) -> RequestOutput:
-        """Takes the sampled token, and those that must follow it; ends the request with its last.
-
-        tokens   |<---- computed ---->| sampled | forced | forced |   all known from now on
-        """
-        logprobs = runner_output.logprobs.get(request.key)
-        is_first = request.num_output_tokens == 0
-        if is_first:
-            request.first_token_ns = end_ns
-            self.watch.drop(request)
-        new_token_ids = [runner_output.sampled_token_ids[request.key]]
-        stop = self._take_token(request, new_token_ids[0], grammars)
-        while stop is None and len(new_token_ids) < self._max_new_tokens:
-            forced = take_forced_token(request, grammars)
-            if forced is None:
-                break
-            new_token_ids.append(forced)
-            self._num_forced_tokens += 1
-            stop = self._take_token(request, forced, grammars)
-        finish = None
-        if stop is not None:
-            finish = self._end(request, stop.reason, end_ns, stop_token_id=stop.stop_token_id)
-        told = runner_output.prompt_logprobs.get(request.key, ())
-        timing = request.timing() if is_first and request.tells_timing else None
-        return output_of(request, num_prefilled, new_token_ids, logprobs, finish, told, timing)
-
-    def _take_token(self, request: Request, token_id: int, grammars: Grammars) -> Stop | None:
-        """Its grammar has accepted it. The end of the request, if that was its last."""
-        request.append_output(token_id)
-        self._num_generated_tokens += 1
-        return check_stop(
-            request,
-            max_model_len=self._kv.capacity_tokens,
-            grammar_is_terminated=(
-                request.structured_output is not None and grammars.is_terminated(request.key)
-            ),
-        )
-
-    # ------------------------------------------------------------ the end of a request
-
-    def _end_by_key(
-        self, key: RequestKey, reason: FinishReason, now_ns: int, failure: Failure | None = None
-    ) -> RequestOutput | None:
-        request = self._queues.find(key)
-        if request is None:
-            return None
-        return output_of(request, finish=self._end(request, reason, now_ns, failure))
-
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        now_ns: int,
-        failure: Failure | None = None,
-        stop_token_id: int | None = None,
-    ) -> Finish:
-        self._queues.end(request, FINISHED_STATUS[reason])
-        self.watch.drop(request)
-        request.finished_ns = now_ns
-        return Finish(reason, request.timing(), stop_token_id, failure)
 
     def check_integrity(self) -> None:
         """Proves all books; raises an InternalError. At any time between two calls."""

@@ -70,6 +70,11 @@ class SchedulerOutput:
     block_copies: list[BlockCopy] = field(default_factory=list)  # to be made before the forward
     scheduled_ns: int = 0  # when it was decided
 
+    @property
+    def sampling_requests(self) -> list[Request]:
+        """Those that yield a token, in scheduled order."""
+        return [share.request for share in self.scheduled if share.samples]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:

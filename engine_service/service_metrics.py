@@ -7,20 +7,36 @@ request (latencies, lengths, ends) costs anything when it happens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    make_wsgi_app,
+    start_http_server,
+)
 
 from engine_service.errors import EngineError, WaitTooLong
-from engine_service.messages import CoreStats, Finish, FinishReason
+from engine_service.messages import (
+    AddRequest,
+    CoreStats,
+    Finish,
+    FinishReason,
+    RequestTiming,
+    StructuredOutput,
+)
 from engine_service.metric_collectors import (
     TOKEN_GAP_BUCKETS,
     CoreCollector,
     DroppedSpans,
     TokenGaps,
 )
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _NANO: Final = 1e-9
 _VLLM: Final = "vllm:"
@@ -107,6 +123,13 @@ class ServiceMetrics:
             _GRAMMAR_BUCKETS,
             prefix=_OURS,
         )
+        self._grammar_wait = Histogram(
+            "firsttoken_grammar_wait_seconds",
+            "The core's taking a sample to its grammar's being ready; in vain: to its end before.",
+            ["model_name", "kind", "outcome"],
+            buckets=_GRAMMAR_BUCKETS,
+            registry=self.registry,
+        )
         self._freed = self._histogram(
             "disconnect_to_freed_seconds",
             "Caller gone, or its deadline passed, to the last block of its request freed.",
@@ -151,16 +174,17 @@ class ServiceMetrics:
     def next_token(self, gap_ns: int) -> None:
         self._token_gap.observe(gap_ns * _NANO)
 
-    def sample_ended(self, finish: Finish, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def sample_ended(self, finish: Finish, request: AddRequest, num_output_tokens: int) -> None:
         """Stages that the sample never reached are not observed. Who waited in vain did wait:
         left out, the queue would look the shorter the more of them give up."""
         timing = finish.timing
         self.sample_lost(finish.reason)
-        self._prompt_tokens.observe(num_prompt_tokens)
+        self._prompt_tokens.observe(len(request.prompt_token_ids))
         self._generation_tokens.observe(num_output_tokens)
         self._end_to_end.observe((timing.finished_ns - timing.arrival_ns) * _NANO)
-        queued_ns = timing.grammar_ready_ns or timing.arrival_ns
-        self._queue.observe(((timing.first_scheduled_ns or timing.finished_ns) - queued_ns) * _NANO)
+        grammar_ns = self._grammar_waited(timing, request.structured_output)
+        queue_end_ns = timing.first_scheduled_ns or timing.finished_ns
+        self._queue.observe((queue_end_ns - timing.arrival_ns - grammar_ns) * _NANO)
         if timing.first_token_ns:
             decode_ns = timing.finished_ns - timing.first_token_ns
             self._prefill.observe((timing.first_token_ns - timing.first_scheduled_ns) * _NANO)
@@ -168,19 +192,43 @@ class ServiceMetrics:
             if num_output_tokens > 1:
                 self._per_token.observe(decode_ns * _NANO / (num_output_tokens - 1))
 
+    def _grammar_waited(self, timing: RequestTiming, grammar: StructuredOutput | None) -> int:
+        """Nanoseconds; 0 without a grammar."""
+        if grammar is None or not timing.taken_ns:
+            return 0
+        if not timing.grammar_ready_ns:
+            outcome, wait_ns = "in_vain", timing.finished_ns - timing.taken_ns
+        else:
+            outcome = "cached" if timing.grammar_was_cached else "compiled"
+            wait_ns = timing.grammar_wait_ns
+        wait = self._grammar_wait.labels(**self._labels, kind=grammar.kind, outcome=outcome)
+        wait.observe(wait_ns * _NANO)
+        return wait_ns
+
     def sample_lost(self, reason: FinishReason) -> None:
         """Ended, with nothing known of its times (the core died)."""
         self._ended.labels(**self._labels, finished_reason=reason.name.lower()).inc()
 
 
+def _as_text(app: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return app({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
+
+    return answer
+
+
 class MetricsServer:
-    """prometheus_client's own server, in its own thread."""
+    """prometheus_client's own server, in its own thread.
+
+    It always answers in the text format 0.0.4: in OpenMetrics, which Prometheus asks for first, the
+    library writes `vllm_` for `vllm:`, unless it is told that UTF-8 is taken."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         """Raises OSError when the port is taken."""
         self._server: WSGIServer
         self._thread: threading.Thread
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self._server.set_app(_as_text(make_wsgi_app(registry)))
         self.port: int = self._server.server_port
 
     def close(self) -> None:

@@ -28,10 +28,11 @@ from engine_service.conversions import (
     read_token_ids,
     to_add_request,
 )
-from engine_service.engine_actor import EngineActor, RequestStream
+from engine_service.engine_actor import EngineActor
 from engine_service.engine_info import EngineInfo
 from engine_service.errors import InvalidRequest
 from engine_service.grpc_status import errors_as_status
+from engine_service.live_request import RequestStream
 from engine_service.messages import AddRequest
 from engine_service.prompt_tokenizer import PromptTokenizer
 from engine_service.request_spans import GenerateSpan, generate_span

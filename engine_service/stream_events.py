@@ -119,16 +119,15 @@ def timing_message(timing: RequestTiming) -> pb.Timing:
     """Stages that were not reached last from where they could have begun to the end, or to the
     first token where it is told with that.
 
-    arrival ── grammar wait ── queue ── prefill ── decode ── finished
-           grammar_ready   first_scheduled   first_token
+    arrival ── queue ──── grammar wait ──── queue ── prefill ── decode ── finished
+                    taken         grammar_ready   first_scheduled   first_token
     """
     end = timing.finished_ns or timing.first_token_ns
     scheduled = timing.first_scheduled_ns or end
-    grammar_ready = timing.grammar_ready_ns or timing.arrival_ns
     first_token = timing.first_token_ns or end
     return pb.Timing(
-        queue_us=_us(grammar_ready, scheduled),
-        grammar_wait_us=_us(timing.arrival_ns, grammar_ready),
+        queue_us=_us(timing.arrival_ns + timing.grammar_wait_ns, scheduled),
+        grammar_wait_us=timing.grammar_wait_ns // 1_000,
         prefill_us=_us(scheduled, first_token),
         first_token_us=_us(timing.arrival_ns, timing.first_token_ns),
         decode_us=_us(first_token, end),

@@ -60,19 +60,21 @@ class StructuredOutputManager:
         self._words_GW = torch.empty((0, 0), dtype=torch.int32)  # of the last step; grows
         self._on_ready = on_ready
 
-    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
-        """`poll` will name the key, once, unless it is released before."""
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> bool:
+        """`poll` will name the key, once, unless it is released before. Whether it is in the cache:
+        nothing is to be compiled for it."""
         grammar = self._cache.get(spec)
         if grammar is not None:
             self._matchers[key] = self._new_matcher(grammar)
             self._ready[key] = None
             self._on_ready()
-            return
+            return True
         if spec not in self._waiting:
             self._waiting[spec] = {}
             self._compiler.start(spec)
         self._waiting[spec][key] = None
         self._awaited[key] = spec
+        return False
 
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:
         """Keys whose grammar became ready, or why it did not; never waits."""

@@ -108,6 +108,7 @@ FIRST_MESSAGE_CHARS: Final = "firsttoken.first_message.chars"
 COMPUTED_TOKENS: Final = "firsttoken.computed_tokens"
 FIRST_STEP_ID: Final = "firsttoken.first_step_id"
 STEP_ID: Final = "firsttoken.step_id"
+GRAMMAR_CACHED: Final = "firsttoken.grammar.cached"  # nothing was to be compiled
 CHUNK_TOKENS: Final = "firsttoken.chunk_tokens"
 CHUNK_STEP_TOKENS: Final = "firsttoken.chunk_step_tokens"  # of all requests in that step
 CHUNK_SCHEDULE_US: Final = "firsttoken.chunk_schedule_us"  # before its duration

@@ -27,8 +27,9 @@ LATENCIES = {
 }
 FREED = "firsttoken_disconnect_to_freed_seconds"
 COMPILE = "firsttoken_grammar_compile_seconds"
+GRAMMAR_WAIT = "firsttoken_grammar_wait_seconds"
 TYPES = {
-    **dict.fromkeys(LATENCIES | {FREED, COMPILE}, "histogram"),
+    **dict.fromkeys(LATENCIES | {FREED, COMPILE, GRAMMAR_WAIT}, "histogram"),
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_generation_tokens": "histogram",
     "vllm:iteration_tokens_total": "histogram",
@@ -305,6 +306,46 @@ async def test_a_grammar_is_compiled_once(engine: Engine, engine_client: Client)
         assert (await ask("[cd]{9}")).code is grpc.StatusCode.OK
         assert (await ask("[ab]{9}")).code is grpc.StatusCode.OK
     assert change.count(COMPILE) == 1
+
+
+async def test_the_wait_for_a_grammar_is_told_as_callers_are_told_of_it(
+    engine: Engine, engine_client: Client
+) -> None:
+    """And as a trace would: what it lists as waits covers it."""
+    message = request(prompt=[765, 5, 6], max_tokens=4)
+    message.structured_output.regex = "[ef]{9}"
+    message.response.timing = True
+    for outcome in ("compiled", "cached"):
+        async with measured(engine, engine_client) as change:
+            answer = await engine_client.generate(message, timeout=60)
+        assert answer.code is grpc.StatusCode.OK
+        timing = answer.finished().timing
+        assert change[f"{GRAMMAR_WAIT}_count regex {outcome}"] == 1
+        waited = change[f"{GRAMMAR_WAIT}_sum regex {outcome}"]
+        assert waited == pytest.approx(timing.grammar_wait_us * 1e-6, abs=2e-6)
+        reasons = (pb.WAIT_REASON_NOT_SEEN, pb.WAIT_REASON_GRAMMAR)
+        told = sum(wait.duration_us for wait in timing.waits if wait.reason in reasons)
+        assert 0 < waited <= told * 1e-6 + 2e-6
+        parts = ("request_queue_time", "request_prefill_time", "request_decode_time")
+        sum_of_parts = waited + sum(change[f"vllm:{part}_seconds_sum"] for part in parts)
+        assert sum_of_parts == pytest.approx(change["vllm:e2e_request_latency_seconds_sum"])
+
+
+async def test_whoever_leaves_before_the_grammar_is_there_has_waited(
+    engine: Engine, engine_client: Client
+) -> None:
+    message = request(prompt=[766, 5, 6], max_tokens=4)
+    message.structured_output.regex = "(a|b)(c|d)" * 500
+    async with measured(engine, engine_client) as change:
+        call = await begin(engine_client, message, num_deltas=0)
+        call.cancel()
+    outcomes = {
+        name.split()[-1]: value
+        for name, value in change.values.items()
+        if name.startswith(f"{GRAMMAR_WAIT}_count") and value
+    }
+    assert outcomes in ({"in_vain": 1}, {"compiled": 1})  # it may be fast
+    assert change.count("vllm:request_queue_time_seconds") == 1
 
 
 async def test_a_deadline_that_passes_is_an_error_and_frees(

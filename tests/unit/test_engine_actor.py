@@ -8,7 +8,7 @@ import time
 import pytest
 
 from engine_service.config import SchedulerConfig
-from engine_service.engine_actor import EngineActor, RequestStream
+from engine_service.engine_actor import EngineActor
 from engine_service.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -17,6 +17,7 @@ from engine_service.errors import (
     QueueFull,
     RequestIdInUse,
 )
+from engine_service.live_request import RequestStream
 from engine_service.messages import (
     AbortRequest,
     AddRequest,
@@ -37,6 +38,8 @@ from engine_service.messages import (
     StoppingCriteria,
 )
 from engine_service.service_metrics import ServiceMetrics
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 READY = Ready(
     7, "Llama", 100, 50, (2,), 30, 8, 64, "cpu", "float32", "none", "float32", False, {}, "w"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from engine_service import engine_core
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
 from engine_service.engine_core import MAX_FAILED_STEPS, CoreBroken, EngineCore
 from engine_service.grammar_bitmask import GrammarBitmask
@@ -99,9 +100,11 @@ class ScriptedGrammars:
         self.compiling: list[RequestKey] = []
         self.compiled: list[tuple[RequestKey, Failure | None]] = []
         self.released: list[RequestKey] = []
+        self.has_cached = False
 
-    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> bool:
         self.compiling.append(key)
+        return self.has_cached
 
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:
         compiled, self.compiled = self.compiled, []
@@ -149,6 +152,16 @@ class Bench:
                 return count
         raise AssertionError("the core does not come to rest")
 
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """For a core that runs in a thread."""
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def wait_for_end(self, request_id: str) -> None:
+        self.wait_until(lambda: bool(self.ends(request_id)))
+
     def tokens(self, request_id: str, index: int = 0) -> list[int]:
         return [
             token
@@ -173,6 +186,12 @@ class Bench:
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
 def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(overlaps=request.param)
+
+
+@pytest.fixture
+def rare_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So rare that an idle core that moves was woken."""
+    monkeypatch.setattr(engine_core, "HEARTBEAT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -389,6 +408,21 @@ def test_a_request_waits_for_its_grammar_and_delays_nobody(bench: Bench) -> None
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_requests_timing_tells_whether_its_grammar_was_there(
+    bench: Bench, is_cached: bool
+) -> None:
+    bench.grammars.has_cached = is_cached
+    bench.post(add("json", structured_output=JSON), add("free"))
+    bench.grammars.compiled = [(("json", 0), None)]
+    bench.steps()
+    ends = {o.request_id: o.finish.timing for o in bench.channel.outputs() if o.finish}
+    assert ends["json"].grammar_was_cached is is_cached
+    assert 0 < ends["json"].taken_ns <= ends["json"].grammar_ready_ns
+    assert ends["json"].grammar_wait_ns == ends["json"].grammar_ready_ns - ends["json"].taken_ns
+    assert ends["free"].grammar_wait_ns == 0 and not ends["free"].grammar_was_cached
+
+
 def test_a_bad_grammar_fails_its_request(bench: Bench) -> None:
     bench.post(add("json", n=2, structured_output=JSON))
     bench.steps()
@@ -435,17 +469,16 @@ def test_what_is_past_its_deadline_is_not_computed(bench: Bench) -> None:
     bench.assert_idle()
 
 
+@pytest.mark.usefixtures("rare_heartbeats")
 def test_a_deadline_is_kept_while_nothing_can_be_computed(bench: Bench) -> None:
     """The request waits for its grammar, and the core sleeps."""
     thread = running(bench)
     deadline_ns = time.monotonic_ns() + 150_000_000
     bench.post(add("json", structured_output=JSON, deadline_ns=deadline_ns))
-    while not bench.ends("json"):
-        assert time.monotonic_ns() < deadline_ns + 400_000_000
-        time.sleep(0.005)
+    bench.wait_for_end("json")
     assert time.monotonic_ns() >= deadline_ns
     bench.channel.mailbox.close()
-    thread.join(5)
+    thread.join(10)
     assert bench.grammars.released == [("json", 0)]
     bench.assert_idle()
 
@@ -454,48 +487,48 @@ def test_a_deadline_is_kept_while_nothing_can_be_computed(bench: Bench) -> None:
 
 
 def running(bench: Bench) -> threading.Thread:
-    thread = threading.Thread(target=bench.core.run)
+    thread = threading.Thread(target=bench.core.run, daemon=True)
     thread.start()
     return thread
 
 
-def test_an_idle_core_sleeps_and_sends_heartbeats(bench: Bench) -> None:
+def test_an_idle_core_sleeps_and_sends_heartbeats(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_core, "HEARTBEAT_SECONDS", 0.3)
+    began, cpu_began = time.monotonic(), time.process_time()
     thread = running(bench)
-    cpu_began = time.process_time()
-    time.sleep(2.3)
-    assert time.process_time() - cpu_began < 0.5
+    bench.wait_until(lambda: len(bench.channel.frames) >= 3)
     bench.post(Shutdown())
-    thread.join(5)
+    thread.join(10)
     assert not thread.is_alive()
-    assert 1 <= len(bench.channel.frames) <= 3
+    assert time.process_time() - cpu_began < 0.4
+    assert len(bench.channel.frames) <= (time.monotonic() - began) / 0.3
     assert all(frame.outputs == [] for frame in bench.channel.frames)
 
 
+@pytest.mark.usefixtures("rare_heartbeats")
 def test_a_command_wakes_an_idle_core_at_once(bench: Bench) -> None:
     thread = running(bench)
     time.sleep(0.05)
-    began = time.monotonic()
     bench.post(add("a"))
-    while not bench.ends("a"):
-        assert time.monotonic() - began < 0.5
-        time.sleep(0.005)
+    bench.wait_for_end("a")
     bench.channel.mailbox.close()
-    thread.join(5)
+    thread.join(10)
     assert not thread.is_alive()
 
 
+@pytest.mark.usefixtures("rare_heartbeats")
 def test_a_grammar_that_is_ready_wakes_an_idle_core(bench: Bench) -> None:
     thread = running(bench)
     bench.post(add("json", structured_output=JSON))
-    time.sleep(0.1)
+    bench.wait_until(lambda: bench.grammars.compiling == [("json", 0)])
+    time.sleep(0.05)
     bench.grammars.compiled = [(("json", 0), None)]
     bench.channel.mailbox.wake()
-    began = time.monotonic()
-    while not bench.ends("json"):
-        assert time.monotonic() - began < 0.5
-        time.sleep(0.005)
+    bench.wait_for_end("json")
     bench.post(Shutdown())
-    thread.join(5)
+    thread.join(10)
     assert not thread.is_alive()
 
 

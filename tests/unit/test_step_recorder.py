@@ -34,7 +34,7 @@ from tests.core_fakes import FakeGrammars
 class Grammars(FakeGrammars):
     """No request here has one."""
 
-    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> bool:
         raise AssertionError("no request here has a grammar")
 
     def poll(self) -> list[tuple[RequestKey, Failure | None]]:

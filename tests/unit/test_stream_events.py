@@ -18,7 +18,8 @@ from protos import engine_pb2 as pb
 
 TIMING = RequestTiming(
     arrival_ns=1_000_000,
-    grammar_ready_ns=3_000_000,
+    taken_ns=2_000_000,
+    grammar_ready_ns=3_500_000,
     first_scheduled_ns=6_000_000,
     first_token_ns=10_000_000,
     finished_ns=15_000_000,
@@ -109,8 +110,8 @@ def test_an_absent_stop_token_stays_absent() -> None:
 def test_timing_adds_up() -> None:
     timing = timing_message(TIMING)
     assert timing == pb.Timing(
-        queue_us=3_000,
-        grammar_wait_us=2_000,
+        queue_us=3_500,  # on its way to the core, and after its grammar was there
+        grammar_wait_us=1_500,
         prefill_us=4_000,
         first_token_us=9_000,
         decode_us=5_000,
