@@ -17,7 +17,7 @@ from engine_service.bench_gpu_attention import BLOCK_SIZE, AttentionStep, Heads,
 from engine_service.bench_gpu_items import Figures, Item
 from engine_service.bench_gpu_timing import num_copies, replayed_seconds
 from kernels.ops import Ops, fp8_triton_ops, quantized_triton_ops, triton_ops
-from kernels.reference.quantized import QuantizedMatrix, quantize_matrix
+from kernels.reference.quantized import Quantization, quantize_matrix
 
 M = TypeVar("M")
 
@@ -150,20 +150,13 @@ def _linear_bf16(batch_invariant: bool, num_rows: int) -> Figures:
     return _linear(ops, lambda weight: weight, lambda weight: weight.nbytes, num_rows)
 
 
-def _linear_int8(num_rows: int) -> Figures:
+def _linear_int(quantization: Quantization, num_rows: int) -> Figures:
+    from kernels.triton.quantized import IntMatrix
+
     return _linear(
         quantized_triton_ops(False),
-        lambda weight: quantize_matrix(weight, "int8"),
-        _quantized_bytes,
-        num_rows,
-    )
-
-
-def _linear_int4(num_rows: int) -> Figures:
-    return _linear(
-        quantized_triton_ops(False),
-        lambda weight: quantize_matrix(weight, "int4"),
-        _quantized_bytes,
+        lambda weight: IntMatrix.of(quantize_matrix(weight, quantization)),
+        lambda matrix: matrix.nbytes,
         num_rows,
     )
 
@@ -179,16 +172,11 @@ def _linear_fp8(num_rows: int) -> Figures:
     )
 
 
-def _quantized_bytes(matrix: QuantizedMatrix) -> int:
-    parts = (matrix.values_OGI, matrix.scales_OG, matrix.offsets_OG)
-    return sum(part.nbytes for part in parts if part is not None)
-
-
 _LINEARS: Final[dict[str, Callable[[int], Figures]]] = {
     "bf16 of the library": partial(_linear_bf16, False),
     "bf16, batch-invariant": partial(_linear_bf16, True),
-    "int8": _linear_int8,
-    "int4": _linear_int4,
+    "int8": partial(_linear_int, "int8"),
+    "int4": partial(_linear_int, "int4"),
     "fp8": _linear_fp8,
 }
 

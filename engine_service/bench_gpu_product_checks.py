@@ -71,17 +71,19 @@ def quantized(
     quantization: Quantization, sizes: ProductSizes, dtype: torch.dtype, device: torch.device
 ) -> Figures:
     """Beside what the matrix stands for; below and above the rows that go to the library."""
+    from kernels.triton.quantized import IntMatrix
+
     errors = []
     for weight, inputs in _matrices(sizes, dtype, device):
         matrix = quantize_matrix(weight, quantization)
-        wide = dequantize(matrix).double()
+        wide, stored = dequantize(matrix).double(), IntMatrix.of(matrix)
         for x in inputs:
             exact = x.double() @ wide.T
             for batch_invariant in (False, True):
                 ops = quantized_triton_ops(batch_invariant)
                 with poisoned():
-                    errors.append(relative_error(ops.linear(x, matrix, None), exact))
-                    errors.append(relative_error(ops.logits_head(x, matrix), exact))
+                    errors.append(relative_error(ops.linear(x, stored, None), exact))
+                    errors.append(relative_error(ops.logits_head(x, stored), exact))
     return within(BOUNDS[dtype], errors)
 
 

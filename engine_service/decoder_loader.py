@@ -17,6 +17,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -71,6 +72,8 @@ KERNELS = ("auto", "cpu", "triton", "reference")
 QUANTIZATIONS: Mapping[str, Quantization] = {"none": "none", "int8": "int8", "int4": "int4"}
 _FP8 = "fp8"  # float8 weights and rows, with the triton kernels only
 
+M = TypeVar("M")  # the kernels' form of a matrix
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
@@ -87,13 +90,15 @@ def pick_kernels(config: ModelConfig, device: ComputeDevice, dtype: torch.dtype)
     if config.kernels not in KERNELS:
         raise ModelError(f"The kernels {config.kernels!r} are not one of {', '.join(KERNELS)}.")
     kernels = device.kernels[0] if config.kernels == "auto" else config.kernels
+    if config.quantization == _FP8 and not device.takes_float8:
+        raise ModelError("The quantization fp8 needs a GPU of compute capability 8.9 or more.")
     try:
         if kernels not in device.kernels:
-            raise ModelError(f"The {kernels} kernels don't run on {device.torch_device.type}.")
+            raise ModelError(f"The {kernels} kernels don't run on this {device.torch_device.type}.")
         if kernels == "cpu":
             _check_cpu_kernels(dtype)
         if kernels == "triton":
-            _check_triton()
+            _check_triton(device.torch_device)
     except ModelError as error:
         if config.kernels != "auto":
             raise
@@ -111,9 +116,16 @@ def _check_cpu_kernels(dtype: torch.dtype) -> None:
         raise ModelError(str(error)) from error
 
 
-def _check_triton() -> None:
+def _check_triton(device: torch.device) -> None:
+    """Compiles a small one and runs it: that takes a C compiler and Python's headers."""
     if importlib.util.find_spec("triton") is None:
         raise ModelError("The triton kernels need the package triton.")
+    try:
+        from kernels.triton.activation import silu_mul
+
+        silu_mul(torch.zeros(1, 2, device=device))
+    except Exception as error:  # whatever the compiler, the linker and the driver raise
+        raise ModelError(f"The triton kernels can't be compiled here: {error}.") from error
 
 
 def load_decoder(
@@ -172,14 +184,8 @@ def _on_cpu_kernels(
     weights: DecoderWeights[PackedMatrix] = load_weights(
         model, load, lambda spec: packed[spec.name]
     )
-    ops = cpu_ops()
-    return LoadedDecoder(
-        decoder=FusedDecoder(model, weights, max_model_len),
-        copy_blocks=ops.copy_blocks,
-        op_backends=op_backends(ops),
-        quantization=quantization,
-        batch_invariant=True,
-    )
+    decoder = FusedDecoder(model, weights, max_model_len)
+    return _loaded(decoder, cpu_ops(), quantization, batch_invariant=True)
 
 
 def _op_by_op(
@@ -194,13 +200,8 @@ def _op_by_op(
         ops = triton_ops(batch_invariant)
     else:
         ops = _batch_invariant_ops(model, weights) if batch_invariant else reference_ops()
-    return LoadedDecoder(
-        decoder=Decoder(model, weights, ops, max_model_len),
-        copy_blocks=ops.copy_blocks,
-        op_backends=op_backends(ops),
-        quantization="none",
-        batch_invariant=batch_invariant,
-    )
+    decoder = Decoder(model, weights, ops, max_model_len)
+    return _loaded(decoder, ops, "none", batch_invariant)
 
 
 def _op_by_op_quantized(
@@ -214,18 +215,18 @@ def _op_by_op_quantized(
     def quantized(spec: MatrixSpec) -> QuantizedMatrix:
         return quantize_matrix(spec.load(load), quantization_of(spec, quantization))
 
-    if batch_invariant and kernels == "reference":
+    if kernels == "triton":
+        from kernels.triton.quantized import IntMatrix
+
+        ints = load_weights(model, load, lambda spec: IntMatrix.of(quantized(spec)))
+        int_ops = quantized_triton_ops(batch_invariant)
+        decoder: StepDecoder = Decoder(model, ints, int_ops, max_model_len)
+        return _loaded(decoder, int_ops, quantization, batch_invariant)
+    if batch_invariant:
         raise ModelError("batch_invariant with quantized weights needs other kernels.")
-    ops: Ops[QuantizedMatrix] = (
-        quantized_triton_ops(batch_invariant) if kernels == "triton" else quantized_reference_ops()
-    )
-    return LoadedDecoder(
-        decoder=Decoder(model, load_weights(model, load, quantized), ops, max_model_len),
-        copy_blocks=ops.copy_blocks,
-        op_backends=op_backends(ops),
-        quantization=quantization,
-        batch_invariant=batch_invariant,
-    )
+    ops = quantized_reference_ops()
+    decoder = Decoder(model, load_weights(model, load, quantized), ops, max_model_len)
+    return _loaded(decoder, ops, quantization, batch_invariant)
 
 
 def _in_fp8(
@@ -237,13 +238,14 @@ def _in_fp8(
 
     ops = fp8_triton_ops()
     weights = load_weights(model, load, lambda spec: quantize_fp8(spec.load(load)))
-    return LoadedDecoder(
-        decoder=Decoder(model, weights, ops, max_model_len),
-        copy_blocks=ops.copy_blocks,
-        op_backends=op_backends(ops),
-        quantization=_FP8,
-        batch_invariant=True,
-    )
+    decoder = Decoder(model, weights, ops, max_model_len)
+    return _loaded(decoder, ops, _FP8, batch_invariant=True)
+
+
+def _loaded(
+    decoder: StepDecoder, ops: Ops[M], quantization: str, batch_invariant: bool
+) -> LoadedDecoder:
+    return LoadedDecoder(decoder, ops.copy_blocks, op_backends(ops), quantization, batch_invariant)
 
 
 def _batch_invariant_ops(model: DecoderConfig, weights: DecoderWeights[Tensor]) -> Ops[Tensor]:

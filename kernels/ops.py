@@ -51,6 +51,7 @@ from kernels.sampling_ops import SamplingOps
 
 if TYPE_CHECKING:  # triton is asked for by those who have it
     from kernels.triton.fp8 import Fp8Matrix
+    from kernels.triton.quantized import IntMatrix
 
 M = TypeVar("M")  # what a backend's products take for a matrix: a tensor, or a packed form
 
@@ -166,14 +167,14 @@ def triton_ops(batch_invariant: bool) -> Ops[Tensor]:
     )
 
 
-def quantized_triton_ops(batch_invariant: bool) -> Ops[QuantizedMatrix]:
+def quantized_triton_ops(batch_invariant: bool) -> Ops[IntMatrix]:
     """Likewise, with int8 or int4 matrices; rows are as they are."""
-    from kernels.triton.quantized import QuantizedProducts
+    from kernels.triton.quantized import QuantizedProducts, int_embed
 
     plain = triton_ops(batch_invariant)
     products = QuantizedProducts(batch_invariant)
     return Ops(
-        embed=quantized_embed,
+        embed=int_embed,
         rms_norm=plain.rms_norm,
         add_rms_norm=plain.add_rms_norm,
         rotary_cache_write=plain.rotary_cache_write,

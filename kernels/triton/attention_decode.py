@@ -14,10 +14,11 @@ import triton.language as tl
 
 from kernels.triton.attention_splits import (
     add_split,
-    attend_keys,
+    attend_split,
+    lowest_seen,
     mean_value,
+    share_of,
     split_of,
-    split_start,
 )
 
 
@@ -48,12 +49,10 @@ def attend_splits_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Writes what `attend_keys` gives of each split that the query sees."""
+    """Writes what `attend_split` gives of each split that the query sees."""
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
-    start = tl.load(query_start_loc_ptr + request)
-    num_queries = tl.load(query_start_loc_ptr + request + 1) - start
-    context_end = tl.load(seq_lens_ptr + request)
+    start, num_queries, context_end = share_of(request, query_start_loc_ptr, seq_lens_ptr)
     if num_queries != 1 or context_end == 0:
         return
     rows = tl.arange(0, ROWS)
@@ -65,24 +64,26 @@ def attend_splits_kernel(
     q_rows = q_ptr + start.to(tl.int64) * stride_q_token + heads * stride_q_head
     q = tl.load(q_rows[:, None] + dims[None, :], mask=is_number, other=0.0)
 
-    lowest_seen = _lowest_seen(context_end, WINDOW)
-    first_split = split_of(lowest_seen) + tl.program_id(2)
+    first_seen = lowest_seen(context_end - 1, WINDOW)
+    first_split = split_of(first_seen) + tl.program_id(2)
     for split in range(first_split, split_of(context_end - 1) + 1, tl.num_programs(2)):
-        largest, total, sums = attend_keys(
+        largest, total, sums = attend_split(
             q,
             positions,
-            tl.maximum(split_start(split), lowest_seen // KEYS * KEYS),
-            tl.minimum(split_start(split + 1), context_end),
+            split,
+            first_seen,
             context_end,
-            k_cache_ptr + kv_head * HEAD_DIM,
-            v_cache_ptr + kv_head * HEAD_DIM,
-            block_table_ptr + request.to(tl.int64) * stride_table,
+            context_end,
+            request,
+            kv_head,
+            k_cache_ptr,
+            v_cache_ptr,
+            block_table_ptr,
+            stride_table,
             stride_block,
             stride_slot,
             log2_scale,
             HEAD_DIM,
-            ROWS,
-            D,
             KEYS,
             BLOCK_SIZE,
             WINDOW,
@@ -111,17 +112,15 @@ def add_splits_kernel(
     """Writes a query head's result; zeros for a request without a context."""
     request = tl.program_id(0)
     head = tl.program_id(1)
-    start = tl.load(query_start_loc_ptr + request)
-    num_queries = tl.load(query_start_loc_ptr + request + 1) - start
+    start, num_queries, context_end = share_of(request, query_start_loc_ptr, seq_lens_ptr)
     if num_queries != 1:
         return
-    context_end = tl.load(seq_lens_ptr + request)
     dims = tl.arange(0, D)
     is_dim = (dims < HEAD_DIM)[None, :]
     largest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, D], tl.float32)
-    first_split = split_of(_lowest_seen(context_end, WINDOW))
+    first_split = split_of(lowest_seen(context_end - 1, WINDOW))
     for split in range(first_split, _end_split(context_end)):
         part = (request.to(tl.int64) * NUM_HEADS + head) * num_splits + split
         parts = part + tl.arange(0, 1)
@@ -136,15 +135,6 @@ def add_splits_kernel(
         )
     out_ptrs = out_ptr + (start.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dims[None, :]
     tl.store(out_ptrs, mean_value(total, sums), mask=is_dim)
-
-
-@triton.jit
-def _lowest_seen(context_end, WINDOW: tl.constexpr):
-    """The first position that the last one sees."""
-    lowest = 0
-    if WINDOW > 0:
-        lowest = tl.maximum(context_end - WINDOW, 0)
-    return lowest
 
 
 @triton.jit

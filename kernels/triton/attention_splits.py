@@ -52,31 +52,56 @@ def split_start(split):
 
 
 @triton.jit
-def attend_keys(
+def share_of(request, query_start_loc_ptr, seq_lens_ptr):
+    """A request's first token in the step, how many it has there, and where its context ends."""
+    start = tl.load(query_start_loc_ptr + request)
+    num_queries = tl.load(query_start_loc_ptr + request + 1) - start
+    return start, num_queries, tl.load(seq_lens_ptr + request)
+
+
+@triton.jit
+def lowest_seen(position, WINDOW: tl.constexpr):
+    """The first position that one sees. WINDOW 0 is none."""
+    lowest = 0
+    if WINDOW > 0:
+        lowest = tl.maximum(position - WINDOW + 1, 0)
+    return lowest
+
+
+@triton.jit
+def attend_split(
     q,
     positions,
-    first_key,
-    end_key,
+    split,
+    first_seen,
+    end_seen,
     context_end,
+    request,
+    kv_head,
     k_cache_ptr,
     v_cache_ptr,
     block_table_ptr,
+    stride_table,
     stride_block,
     stride_slot,
     log2_scale,
     HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """The largest score [ROWS], sum of weights [ROWS] and of weighted values [ROWS, D], float32.
 
-    q is [ROWS, D], `positions` are its rows' (-1 sees nothing). Of the keys from `first_key`, where
-    a block of KEYS begins, to `end_key`; none from `context_end` on is read. The cache's pointers
-    are those of a KV head, the table's that of a request. WINDOW 0 is none.
+    Of a split's keys from the block of KEYS in which `first_seen` lies to `end_seen`; none from
+    `context_end` on is read. q is [ROWS, D], `positions` are its rows' (-1 sees nothing).
     """
+    ROWS: tl.constexpr = q.shape[0]
+    D: tl.constexpr = q.shape[1]
+    first_key = tl.maximum(split_start(split), first_seen // KEYS * KEYS)
+    end_key = tl.minimum(split_start(split + 1), end_seen)
+    k_head_ptr = k_cache_ptr + kv_head * HEAD_DIM
+    v_head_ptr = v_cache_ptr + kv_head * HEAD_DIM
+    blocks_ptr = block_table_ptr + request.to(tl.int64) * stride_table
     dims = tl.arange(0, D)
     is_dim = dims < HEAD_DIM
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -85,10 +110,10 @@ def attend_keys(
     for block_start in range(first_key, end_key, KEYS):
         keys = block_start + tl.arange(0, KEYS)
         is_key = keys < context_end
-        blocks = tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
+        blocks = tl.load(blocks_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
         offsets = blocks.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot
 
-        k_ptrs = k_cache_ptr + offsets[None, :] + dims[:, None]
+        k_ptrs = k_head_ptr + offsets[None, :] + dims[:, None]
         k = tl.load(k_ptrs, mask=is_key[None, :] & is_dim[:, None], other=0.0).to(q.dtype)
         scores = dot(q, k, tl.zeros([ROWS, KEYS], tl.float32)) * log2_scale
         is_seen = keys[None, :] <= positions[:, None]
@@ -101,7 +126,7 @@ def attend_keys(
         weights = tl.exp2(scores - base[:, None])
         shrinking = tl.exp2(largest - base)
         total = total * shrinking + tl.sum(weights, axis=1)
-        v_ptrs = v_cache_ptr + offsets[:, None] + dims[None, :]
+        v_ptrs = v_head_ptr + offsets[:, None] + dims[None, :]
         v = tl.load(v_ptrs, mask=is_key[:, None] & is_dim[None, :], other=0.0).to(q.dtype)
         sums = dot(weights.to(q.dtype), v, sums * shrinking[:, None])
         largest = larger
@@ -110,7 +135,7 @@ def attend_keys(
 
 @triton.jit
 def add_split(largest, total, sums, split_largest, split_total, split_sums):
-    """What `attend_keys` gives of all keys up to here, and then of the next split as well."""
+    """What `attend_split` gives of all keys up to here, and then of the next split as well."""
     larger = tl.maximum(largest, split_largest)
     base = _finite(larger)
     shrinking = tl.exp2(largest - base)

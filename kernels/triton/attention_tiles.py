@@ -13,10 +13,11 @@ import triton.language as tl
 
 from kernels.triton.attention_splits import (
     add_split,
-    attend_keys,
+    attend_split,
+    lowest_seen,
     mean_value,
+    share_of,
     split_of,
-    split_start,
 )
 
 
@@ -54,12 +55,10 @@ def attend_tiles_kernel(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     request = _request_of(tile, query_start_loc_ptr, num_requests, QUERIES)
-    start = tl.load(query_start_loc_ptr + request)
-    num_queries = tl.load(query_start_loc_ptr + request + 1) - start
+    start, num_queries, context_end = share_of(request, query_start_loc_ptr, seq_lens_ptr)
     first_query = (tile - _first_tile(request, start, QUERIES)) * QUERIES
     if num_queries == 1 or first_query >= num_queries:
         return
-    context_end = tl.load(seq_lens_ptr + request)
     first_position = context_end - num_queries + first_query
 
     rows = tl.arange(0, ROWS)
@@ -74,28 +73,28 @@ def attend_tiles_kernel(
     q = tl.load(q_rows[:, None] + dims[None, :], mask=is_number, other=0.0)
 
     tile_end = tl.minimum(first_position + QUERIES, context_end)
-    lowest_seen = 0
-    if WINDOW > 0:
-        lowest_seen = tl.maximum(first_position - WINDOW + 1, 0)
+    first_seen = lowest_seen(first_position, WINDOW)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, D], tl.float32)
-    for split in range(split_of(lowest_seen), split_of(tl.maximum(tile_end - 1, 0)) + 1):
-        split_largest, split_total, split_sums = attend_keys(
+    for split in range(split_of(first_seen), split_of(tl.maximum(tile_end - 1, 0)) + 1):
+        split_largest, split_total, split_sums = attend_split(
             q,
             positions,
-            tl.maximum(split_start(split), lowest_seen // KEYS * KEYS),
-            tl.minimum(split_start(split + 1), tile_end),
+            split,
+            first_seen,
+            tile_end,
             context_end,
-            k_cache_ptr + kv_head * HEAD_DIM,
-            v_cache_ptr + kv_head * HEAD_DIM,
-            block_table_ptr + request.to(tl.int64) * stride_table,
+            request,
+            kv_head,
+            k_cache_ptr,
+            v_cache_ptr,
+            block_table_ptr,
+            stride_table,
             stride_block,
             stride_slot,
             log2_scale,
             HEAD_DIM,
-            ROWS,
-            D,
             KEYS,
             BLOCK_SIZE,
             WINDOW,

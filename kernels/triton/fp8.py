@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.triton.checks import check_contiguous, check_rows
 from kernels.triton.linear_tiles import LinearTiles
+from kernels.triton.product import store_product
 
 _LARGEST: Final = 448.0  # of e4m3
 _SMALLEST_AMAX: Final = 1e-12  # of a row of zeros
@@ -107,7 +108,7 @@ def _multiply(x_TI: Tensor, matrix: Fp8Matrix, bias_O: Tensor | None, dtype: tor
         TILE_OUTPUTS=tiles.outputs,
         TILE_INPUTS=tiles.input_bytes,
         num_warps=4,
-        num_stages=tiles.num_stages(tiles.input_bytes, 1, 1, x_TI.device),
+        num_stages=tiles.num_stages(tiles.input_bytes, tiles.input_bytes, x_TI.device),
         enable_fp_fusion=False,
     )
     return out_TO
@@ -174,7 +175,4 @@ def _fp8_kernel(
     row_scales = tl.load(row_scales_ptr + rows, mask=is_row, other=0.0)
     scales = tl.load(scales_ptr + outputs, mask=is_output, other=0.0)
     sums = sums * row_scales[:, None] * scales[None, :]
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows[:, None] * NUM_OUTPUTS + outputs[None, :]
-    tl.store(out_ptrs, sums, mask=is_row[:, None] & is_output[None, :])
+    store_product(sums, bias_ptr, out_ptr, rows, outputs, num_rows, NUM_OUTPUTS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.triton.checks import check_contiguous, check_rows
 from kernels.triton.linear_tiles import LinearTiles
-from kernels.triton.product import dot
+from kernels.triton.product import dot, store_product
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -33,8 +33,7 @@ def _multiply(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: tor
             f"{weight_OI.dtype}"
         )
     tiles = LinearTiles.of(num_outputs)
-    itemsize = x_TI.itemsize
-    tile_inputs = tiles.input_bytes // itemsize
+    tile_inputs = tiles.input_bytes // x_TI.itemsize
     out_TO = torch.empty((num_rows, num_outputs), dtype=dtype, device=x_TI.device)
     _linear_kernel[tiles.grid(num_rows, num_outputs)](
         x_TI,
@@ -49,7 +48,7 @@ def _multiply(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: tor
         TILE_OUTPUTS=tiles.outputs,
         TILE_INPUTS=tile_inputs,
         num_warps=8 if x_TI.dtype == torch.float32 else 4,
-        num_stages=tiles.num_stages(tile_inputs, itemsize, itemsize, x_TI.device),
+        num_stages=tiles.num_stages(tiles.input_bytes, tiles.input_bytes, x_TI.device),
         enable_fp_fusion=False,
     )
     return out_TO
@@ -83,7 +82,4 @@ def _linear_kernel(
             weight_ptrs + first, mask=is_output[None, :] & is_input[:, None], other=0.0
         )
         sums = dot(x, weight, sums)
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows[:, None] * NUM_OUTPUTS + outputs[None, :]
-    tl.store(out_ptrs, sums, mask=is_row[:, None] & is_output[None, :])
+    store_product(sums, bias_ptr, out_ptr, rows, outputs, num_rows, NUM_OUTPUTS)

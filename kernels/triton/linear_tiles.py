@@ -21,9 +21,9 @@ _WIDTHS: Final = (128, 64)  # and where both are too few programs:
 _NARROWEST: Final = 32
 
 _HOPPER_SHARED_BYTES: Final = 228 * 1024  # of a multiprocessor
+_PROGRAM_BYTES: Final = 1024  # of them, that are not a program's to use
 _UNSTAGED_BYTES: Final = 24 * 1024  # of them, for what is not read ahead
 _MOST_STAGES: Final = 6
-_MOST_STAGES_OF_WIDE: Final = 4  # so that two programs fit on a multiprocessor of Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,19 @@ class LinearTiles:
         return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, self.outputs)
 
     def num_stages(
-        self, num_inputs: int, row_itemsize: int, weight_itemsize: int, device: torch.device
+        self, row_bytes: int, output_bytes: int, device: torch.device, widened_bytes: int = 0
     ) -> int:
-        """How many steps of a sum are read ahead: as many as fit, which changes no sum."""
-        stage_bytes = num_inputs * (self.rows * row_itemsize + self.outputs * weight_itemsize)
-        fitting = (_shared_bytes(device) - _UNSTAGED_BYTES) // stage_bytes
-        most = _MOST_STAGES_OF_WIDE if self.outputs == _WIDTHS[0] else _MOST_STAGES
-        return max(1, min(fitting, most))
+        """How many steps of a sum are read ahead: as many as fit, which changes no sum.
+
+        Bytes are those that a step has of a row, and of an output; `widened_bytes` those of an
+        output once it has the rows' dtype, where it is read in another.
+        """
+        stage_bytes = self.rows * row_bytes + self.outputs * output_bytes
+        most = (_shared_bytes(device) - _UNSTAGED_BYTES) // stage_bytes
+        if self.outputs == _WIDTHS[0]:  # two programs are to fit on a multiprocessor of Hopper
+            own_bytes = _HOPPER_SHARED_BYTES // 2 - _PROGRAM_BYTES - self.outputs * widened_bytes
+            most = min(most, own_bytes // stage_bytes)
+        return max(1, min(most, _MOST_STAGES))
 
 
 def _shared_bytes(device: torch.device) -> int:

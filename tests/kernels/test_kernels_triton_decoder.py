@@ -22,8 +22,9 @@ from engine_service.models.weights import load_weights
 from engine_service.request import Request
 from engine_service.scheduler_output import ScheduledRequest
 from kernels.ops import Ops, fp8_triton_ops, quantized_triton_ops, reference_ops, triton_ops
-from kernels.reference.quantized import QuantizedMatrix, dequantize, quantize_matrix
+from kernels.reference.quantized import quantize_matrix
 from kernels.triton.fp8 import Fp8Matrix, quantize_fp8
+from kernels.triton.quantized import IntMatrix, widen
 from tests.conftest import MakeTinyModel
 
 pytestmark = pytest.mark.slow
@@ -87,12 +88,12 @@ def itself(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def in_int8(matrix: Tensor) -> QuantizedMatrix:
-    return quantize_matrix(matrix, "int8")
+def in_int8(matrix: Tensor) -> IntMatrix:
+    return IntMatrix.of(quantize_matrix(matrix, "int8"))
 
 
-def as_int8_stands_for(matrix: Tensor) -> Tensor:
-    return dequantize(in_int8(matrix))
+def in_int4(matrix: Tensor) -> IntMatrix:
+    return IntMatrix.of(quantize_matrix(matrix, "int4"))
 
 
 def error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
@@ -124,25 +125,32 @@ def test_steps_as_of_the_reference(
     assert error(got, want) < 1e-5
 
 
-def test_int8_as_what_it_stands_for(
-    tiny_model_dir: MakeTinyModel, compute_device: ComputeDevice
+@pytest.mark.parametrize("make_matrix", [in_int8, in_int4])
+def test_integers_as_what_they_stand_for(
+    tiny_model_dir: MakeTinyModel,
+    compute_device: ComputeDevice,
+    make_matrix: Callable[[Tensor], IntMatrix],
 ) -> None:
+    def widened(matrix: Tensor) -> Tensor:
+        return widen(make_matrix(matrix), torch.float32)
+
     model_dir = tiny_model_dir("llama", vocab_size=VOCABULARY)
-    got = run(model_dir, quantized_triton_ops(False), in_int8, compute_device, STEPS)
-    want = run(model_dir, reference_ops(), as_int8_stands_for, compute_device, STEPS)
+    got = run(model_dir, quantized_triton_ops(False), make_matrix, compute_device, STEPS)
+    want = run(model_dir, reference_ops(), widened, compute_device, STEPS)
     assert error(got, want) < 1e-5
 
 
 @pytest.mark.usefixtures("products_in_order")
-@pytest.mark.parametrize("form", ["plain", "int8", "fp8"])
+@pytest.mark.parametrize("form", ["plain", "int8", "int4", "fp8"])
 def test_a_token_has_the_same_bits_in_any_step(
     tiny_model_dir: MakeTinyModel, compute_device: ComputeDevice, form: str
 ) -> None:
     model_dir = tiny_model_dir("llama", vocab_size=VOCABULARY)
 
     def rows_of(steps: Sequence[Step]) -> list[Tensor]:
-        if form == "int8":
-            return run(model_dir, quantized_triton_ops(True), in_int8, compute_device, steps)
+        if form in ("int8", "int4"):
+            in_integers = in_int8 if form == "int8" else in_int4
+            return run(model_dir, quantized_triton_ops(True), in_integers, compute_device, steps)
         if form == "fp8":
             ops: Ops[Fp8Matrix] = fp8_triton_ops()
             return run(model_dir, ops, quantize_fp8, compute_device, steps)

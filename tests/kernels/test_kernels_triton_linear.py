@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from kernels.reference.quantized import Quantization, dequantize, quantize_matrix
@@ -18,12 +21,13 @@ from kernels.triton.fp8 import (
 )
 from kernels.triton.linear import linear, logits_head
 from kernels.triton.linear_tiles import LinearTiles
-from kernels.triton.quantized import QuantizedProducts
+from kernels.triton.quantized import IntMatrix, QuantizedProducts, int_embed, widen
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Of the norm. A weight's rounding to the rows' dtype, and the result's; in the interpreter, which
 # cuts bfloat16 off, twice as much.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
 SHAPES = [(1, 7, 9), (5, 100, 333), (70, 40, 64)]  # T, O, I
 
 
@@ -60,8 +64,16 @@ def test_as_much_is_read_ahead_as_fits(
         "kernels.triton.linear_tiles._shared_bytes", lambda device: shared_kib * 1024
     )
     tiles = LinearTiles.of(num_outputs)
-    inputs = tiles.input_bytes // 2
-    assert tiles.num_stages(inputs, 2, 2, torch.device("cpu")) == stages
+    cpu = torch.device("cpu")
+    assert tiles.num_stages(tiles.input_bytes, tiles.input_bytes, cpu) == stages
+
+
+def test_what_is_widened_leaves_less_to_read_ahead() -> None:
+    narrow, wide, cpu = LinearTiles.of(4096), LinearTiles.of(28_672), torch.device("cpu")
+    row_bytes = 256  # 128 inputs, in 16 bits
+    for output_bytes, stages in ((136, 2), (80, 3)):  # in int8, in int4, with scales
+        assert narrow.num_stages(row_bytes, output_bytes, cpu, row_bytes) == 6
+        assert wide.num_stages(row_bytes, output_bytes, cpu, row_bytes) == stages
 
 
 # ---------------------------------------------------------------- the rows' dtype
@@ -87,9 +99,11 @@ def test_products_of_wide_tiles() -> None:
         x, weight = torch.randn(3, 200).half(), torch.randn(num_outputs, 200).half()
         want = x.double() @ weight.double().T
         assert_close(linear(x, weight, None), want, 1e-3)
-        quantized = quantize_matrix(weight, "int8")
-        want = x.double() @ dequantize(quantized).double().T
-        assert_close(QuantizedProducts(True).linear(x, quantized, None), want, 1e-3)
+        for quantization in QUANTIZATIONS:
+            quantized = quantize_matrix(weight, quantization)
+            want = x.double() @ dequantize(quantized).double().T
+            got = QuantizedProducts(True).linear(x, IntMatrix.of(quantized), None)
+            assert_close(got, want, 1e-3)
 
 
 def test_rows_may_lie_apart() -> None:
@@ -108,7 +122,7 @@ def test_rows_may_lie_apart() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(("num_rows", "num_outputs", "num_inputs"), SHAPES)
 def test_quantized_products(
     num_rows: int,
@@ -120,29 +134,73 @@ def test_quantized_products(
     x, bias = torch.randn(num_rows, num_inputs).to(dtype), torch.randn(num_outputs).to(dtype)
     matrix = quantize_matrix(torch.randn(num_outputs, num_inputs), quantization)
     want = x.double() @ dequantize(matrix).double().T
-    products = QuantizedProducts(batch_invariant=False)
-    got = products.linear(x, matrix, bias)
+    products, stored = QuantizedProducts(batch_invariant=False), IntMatrix.of(matrix)
+    got = products.linear(x, stored, bias)
     assert got.dtype == dtype
     assert_close(got, want + bias.double(), TOLERANCES[dtype])
-    logits = products.logits_head(x, matrix)
+    logits = products.logits_head(x, stored)
     assert logits.dtype == torch.float32
     assert_close(logits, want, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_many_rows_are_the_librarys_unless_bits_matter(quantization: Quantization) -> None:
     x = torch.randn(600, 70)
     matrix, bias = quantize_matrix(torch.randn(9, 70), quantization), torch.randn(9)
-    want = x.double() @ dequantize(matrix).double().T + bias.double()
-    assert_close(QuantizedProducts(batch_invariant=False).linear(x, matrix, bias), want, 1e-6)
-    whole = QuantizedProducts(batch_invariant=True).linear(x, matrix, bias)
+    want, stored = x.double() @ dequantize(matrix).double().T + bias.double(), IntMatrix.of(matrix)
+    assert_close(QuantizedProducts(batch_invariant=False).linear(x, stored, bias), want, 1e-6)
+    whole = QuantizedProducts(batch_invariant=True).linear(x, stored, bias)
     assert_close(whole, want, 1e-6)
 
 
-def test_a_quantized_product_refuses_rows_of_another_size() -> None:
-    matrix = quantize_matrix(torch.randn(9, 70), "int8")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (33, 129), (5, 300)])
+def test_a_widened_matrix_is_what_the_quantized_one_stands_for(
+    num_outputs: int, num_inputs: int, quantization: Quantization, dtype: torch.dtype
+) -> None:
+    matrix = quantize_matrix(torch.randn(num_outputs, num_inputs), quantization)
+    got, want = widen(IntMatrix.of(matrix), dtype), dequantize(matrix)
+    assert got.is_contiguous() and got.dtype == dtype
+    if dtype == torch.bfloat16:  # which the interpreter cuts off
+        assert ((got.float() - want).abs() <= 2**-7 * want.abs()).all()
+    else:
+        assert torch.equal(got, want.to(dtype))
+
+
+def test_the_embedded_models_blocks_are_recovered(
+    embedded_model_dir: Path, device: torch.device
+) -> None:
+    with safe_open(embedded_model_dir / "model.safetensors", "pt") as file:
+        weight = file.get_tensor("model.layers.3.mlp.down_proj.weight")[:64].to(device)
+    assert torch.equal(widen(IntMatrix.of(quantize_matrix(weight, "int4")), torch.float32), weight)
+
+
+def test_bytes_of_a_group() -> None:
+    weight = torch.arange(96.0).view(2, 48) % 16
+    int8, int4 = (IntMatrix.of(quantize_matrix(weight, q)) for q in QUANTIZATIONS)
+    assert (int8.nbytes, int4.nbytes) == (4 * (32 + 2), 4 * (16 + 4))
+    assert int4.values_OGB[0, 0, :8].tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
+    assert int4.values_OGB.is_contiguous()
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_the_embedding_of_a_quantized_head(quantization: Quantization) -> None:
+    table, ids = torch.randn(10, 40), torch.tensor([3, 9, 3, 0])
+    assert torch.equal(int_embed(ids, table), table[ids])
+    matrix = quantize_matrix(table, quantization)
+    assert torch.equal(int_embed(ids, IntMatrix.of(matrix)), dequantize(matrix)[ids])
+    assert int_embed(ids[:0], IntMatrix.of(matrix)).shape == (0, 40)
+
+
+def test_a_quantized_product_refuses_what_it_would_misread() -> None:
+    matrix = IntMatrix.of(quantize_matrix(torch.randn(9, 70), "int8"))
+    products = QuantizedProducts(batch_invariant=True)
     with pytest.raises(ValueError, match="rows of 96 for a matrix of 70 inputs"):
-        QuantizedProducts(batch_invariant=True).linear(torch.randn(2, 96), matrix, None)
+        products.linear(torch.randn(2, 96), matrix, None)
+    gaps = replace(matrix, scales_OG=matrix.scales_OG[:, :1])
+    with pytest.raises(ValueError, match="the scales has gaps"):
+        products.linear(torch.randn(2, 70), gaps, None)
 
 
 # ---------------------------------------------------------------- float8
@@ -218,7 +276,8 @@ Product = Callable[[Tensor], Tensor]
 
 
 def products_of(weight: Tensor) -> dict[str, Product]:
-    fp8, int8, int4 = quantize_fp8(weight), *(quantize_matrix(weight, q) for q in ("int8", "int4"))
+    fp8 = quantize_fp8(weight)
+    int8, int4 = (IntMatrix.of(quantize_matrix(weight, q)) for q in QUANTIZATIONS)
     quantized = QuantizedProducts(batch_invariant=True)
     return {
         "plain": lambda x: linear(x, weight, None),
