@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.request import Request
-from engine_service.sampler import launch_sampling
+from engine_service.sampler import plan_sampling
 from kernels.cpu.library import set_num_threads
 from kernels.sampling_ops import SamplingOps, cpu_sampling_ops, reference_sampling_ops
 
@@ -67,7 +67,7 @@ def _us_per_row(
     for _ in range(num_steps + 1):  # the first one warms up
         step_logits_RV.copy_(logits_RV)
         start = time.perf_counter()
-        launch_sampling(step_logits_RV, requests, None, ops).wait()
+        plan_sampling(requests, None, VOCAB_SIZE, ops).launch(step_logits_RV).wait()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:]) * 1e6 / num_rows
 

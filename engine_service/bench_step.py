@@ -36,7 +36,7 @@ from engine_service.messages import (
     StructuredOutput,
 )
 from engine_service.request import Request, RequestKey
-from engine_service.sampler import launch_sampling
+from engine_service.sampler import plan_sampling
 from engine_service.scheduler_output import (
     ModelRunnerOutput,
     SchedulerOutput,
@@ -90,15 +90,15 @@ class _FixedLogits:
     def launch(
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
     ) -> StepUnderWay:
-        parts, start_ns = self._parts, time.thread_time_ns()
-        batch = self._inputs.build(scheduler_output.scheduled)
+        parts, requests = self._parts, scheduler_output.sampling_requests
+        start_ns = time.thread_time_ns()
+        self._inputs.build(scheduler_output.scheduled)
         built_ns = time.thread_time_ns()
-        requests = batch.sampling_requests
         logits_RV = self._logits_RV[: len(requests)]
         np.copyto(logits_RV.numpy(), self._fixed_RV[: len(requests)])  # on this thread alone
         forwarded_ns = time.thread_time_ns()
-        sampling = launch_sampling(logits_RV, requests, token_bitmask, self._ops)
-        tokens = zip(requests, sampling.wait(), strict=True)
+        sampling = plan_sampling(requests, token_bitmask, VOCAB_SIZE, self._ops).launch(logits_RV)
+        tokens = zip(requests, sampling.wait().tokens, strict=True)
         output = ModelRunnerOutput({request.key: token.token_id for request, token in tokens})
         parts.input_batch = built_ns - start_ns
         parts.forward = forwarded_ns - built_ns
@@ -118,7 +118,7 @@ class _EncodingChannel:
 
 
 class _NoGrammars:
-    def submit(self, key: RequestKey, spec: StructuredOutput) -> None:
+    def submit(self, key: RequestKey, spec: StructuredOutput) -> bool:
         raise AssertionError("no request here has a grammar")
 
     def accept(self, key: RequestKey, token_id: int) -> None:

@@ -28,17 +28,18 @@ T = TypeVar("T")
 
 
 class Upload(Protocol):
-    """Buffers of bytes of fixed size and place: one on the device, one or more on the host."""
+    """Bytes that go to the device in one copy for each step."""
 
-    device_bytes: Tensor  # uint8
-    host_bytes: Sequence[NDArray[np.uint8]]
+    device_bytes: Tensor  # uint8; of fixed size and place
+    host_bytes: Sequence[NDArray[np.uint8]]  # likewise, one or more
 
-    def begin(self) -> int:
-        """Which of the host's is to be written for the next `send`; waits until nothing reads
-        what was sent from there before."""
+    def begin(self, num_bytes: int) -> NDArray[np.uint8]:
+        """What is to be written for the next `send`: one of the host's buffers, or another if they
+        are too small. Waits until nothing reads what was sent from there before."""
 
-    def send(self, num_bytes: int) -> None:
-        """The first bytes of what was written, in order with what else is launched."""
+    def send(self) -> Tensor:
+        """So many of the first bytes, in order with what else is launched. Returns where they are
+        on the device until the next; in `device_bytes` are as many as fit."""
 
 
 class ComputeDevice(Protocol):
@@ -46,6 +47,7 @@ class ComputeDevice(Protocol):
     overlaps: bool  # it computes beside the host
     replayed_kernels: tuple[str, ...]  # whose steps can be captured, and cost the host less then
     kernels: tuple[str, ...]  # that can compute here, the best first; see decoder_loader.py
+    takes_float8: bool  # its matrix units do
     max_num_seqs: int  # that suit it, if nobody says
     max_num_batched_tokens: int
 

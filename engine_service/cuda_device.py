@@ -14,50 +14,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine_service.compute_device import ComputeDevice, Upload
 from engine_service.config import CacheConfig
+from engine_service.staged_upload import StagedUpload
 
 T = TypeVar("T")
 
+_AMPERE = (8, 0)  # compute capability
+_FLOAT8_CAPABILITY = (8, 9)  # Ada's and Hopper's
 _NUM_WARM_UPS = 2  # before a capture: kernels are compiled and libraries loaded outside of it
-_NUM_HOST_BUFFERS = 2  # one is written while the other is read
-
-
-class PinnedUpload(Upload):
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._buffers = [
-            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
-            for _ in range(_NUM_HOST_BUFFERS)
-        ]
-        self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
-        self.host_bytes: list[NDArray[np.uint8]] = [buffer.numpy() for buffer in self._buffers]
-        self._next = 0
-
-    def begin(self) -> int:
-        self._sent[self._next].synchronize()
-        return self._next
-
-    def send(self, num_bytes: int) -> None:
-        buffer = self._buffers[self._next]
-        self.device_bytes[:num_bytes].copy_(buffer[:num_bytes], non_blocking=True)
-        self._sent[self._next].record()
-        self._next = (self._next + 1) % _NUM_HOST_BUFFERS
 
 
 class CudaDevice(ComputeDevice):
     overlaps = True
     replayed_kernels = ("triton",)  # torch's look at their inputs on the host
-    kernels = ("triton", "reference")
     max_num_seqs = 256
     max_num_batched_tokens = 2048
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._capability = torch.cuda.get_device_capability(self.torch_device)
+        self.kernels = kernels_for(self._capability)
+        self.takes_float8 = self._capability >= _FLOAT8_CAPABILITY
         self._graph_pool = torch.cuda.graph_pool_handle()
         # One for all captures: libraries keep a workspace for each stream that they ever saw.
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -67,8 +47,7 @@ class CudaDevice(ComputeDevice):
         return torch.cuda.is_available()
 
     def auto_dtype(self, checkpoint_dtype: torch.dtype) -> torch.dtype:
-        """The checkpoint's own, but for float32: half the bytes, twice the speed."""
-        return torch.bfloat16 if checkpoint_dtype == torch.float32 else checkpoint_dtype
+        return dtype_for(self._capability, checkpoint_dtype)
 
     def kv_cache_bytes(self, cache: CacheConfig, run_largest_step: Callable[[], None]) -> int:
         torch.cuda.empty_cache()
@@ -83,7 +62,7 @@ class CudaDevice(ComputeDevice):
         return bytes_for_kv_cache(total_bytes, free_bytes, step_bytes, utilization)
 
     def new_upload(self, num_bytes: int) -> Upload:
-        return PinnedUpload(num_bytes, self.torch_device)
+        return StagedUpload(num_bytes, self.torch_device, pin_memory=True, mark=self.mark)
 
     def capture(self, compute: Callable[[], T]) -> Callable[[], T]:
         self._side.wait_stream(torch.cuda.current_stream())
@@ -108,6 +87,19 @@ class CudaDevice(ComputeDevice):
 
     def release_unused_memory(self) -> None:
         torch.cuda.empty_cache()
+
+
+def kernels_for(capability: tuple[int, int]) -> tuple[str, ...]:
+    """Triton compiles for Ampere and what came after it."""
+    return ("triton", "reference") if capability >= _AMPERE else ("reference",)
+
+
+def dtype_for(capability: tuple[int, int], checkpoint_dtype: torch.dtype) -> torch.dtype:
+    """The checkpoint's own, but for float32: half the bytes, twice the speed. float16 where the
+    matrix units don't take bfloat16."""
+    if checkpoint_dtype == torch.float16 or capability < _AMPERE:
+        return torch.float16
+    return torch.bfloat16
 
 
 def bytes_for_kv_cache(

@@ -3,10 +3,10 @@
     requests    1, 2, 4, 8, 16, 24, 32, ... up to the most that run at once; a step is filled up
     context     the widest block table: 64 blocks, four times as many, ... up to the longest
 
-Those of the smallest width are captured at the start, others when they first come, which takes as
-long as some steps. What changes from step to step is in fixed places: the buffers that
-`InputBuffers` writes, and a block table of the largest width, into which the step's own is copied.
-All leave their logits in one place.
+Those of the smallest width are captured at the start, and the largest of the widest, which leaves
+memory for all; others when they first come, which takes as long as some steps. What changes from
+step to step is in fixed places: the buffers that `InputBuffers` writes, and a block table of the
+largest width, into which the step's own is copied. All leave their logits in one place.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@
     seq_lens         8                 10      2                         [R]
 
 Tokens of one request are neighbours, in order. A request samples when its share reaches its last
-token; `logits_indices` are the flat rows of those. All of it is written into one buffer, which goes
-to the device in one copy:
+token; `logits_indices` are the flat rows of those. All of it is written into one buffer, with what
+sampling and logprobs need on the device, and goes there in one copy:
 
-    | input_ids | positions | slots | logits_indices | unknown | ... | lengths | block table |
-    |<----------------------- places fixed by the capacity ------------------>|<- as needed ->|
+    | input_ids | positions | slots | logits_indices | ... | lengths | block table | sampling ... |
+    |<-------------- places fixed by the capacity ----------------->|<-------- as needed -------->|
 
 A token that a step under way yields is not known to the host: its id is taken from what that step
 left on the device. A batch of single tokens can be filled up to a given number of requests, with
@@ -30,12 +30,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_service.compute_device import ComputeDevice
-from engine_service.request import Request, RequestKey
+from engine_service.request import RequestKey
 from engine_service.scheduler_output import BlockCopy, ScheduledRequest
+from kernels.array_places import ArrayPlaces, HostArray, PlacedArray
 
+_EXTRA_BYTES_PER_REQUEST: Final = 1024  # for all but masks and long lists, which are rare
 _TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
-_HostFields = Mapping[str, NDArray[np.int64 | np.int32]]
-_TORCH_DTYPES: Final = {np.int64: torch.int64, np.int32: torch.int32}
+_TABLE_ITEM_BYTES: Final = 4
+_Integers = NDArray[np.int64 | np.int32]
+_HostFields = Mapping[str, _Integers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class InputBatch:
     logits_indices: Tensor  # int64; flat rows that sample
     copy_sources: Tensor  # int64; blocks to be copied before the forward
     copy_destinations: Tensor  # int64
-    sampling_requests: list[Request]  # in the order of logits_indices, without filling
+    extras: Sequence[Tensor]  # what else was to be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +79,27 @@ class InputBuffers:
         self._block_size = block_size
         self._spare_block = spare_block
         fields = {
-            "input_ids": (max_tokens, np.int64),
-            "positions": (max_tokens, np.int64),
-            "slot_mapping": (max_tokens, np.int64),
-            "logits_indices": (max_requests, np.int64),
-            "unknown_rows": (max_requests, np.int64),
-            "last_rows": (max_requests, np.int64),
-            "copy_sources": (max_requests, np.int64),
-            "copy_destinations": (max_requests, np.int64),
-            "query_start_loc": (max_requests + 1, np.int32),
-            "seq_lens": (max_requests, np.int32),
-            _TABLE: (max_requests * max_blocks, np.int32),
+            "input_ids": PlacedArray((max_tokens,), np.int64),
+            "positions": PlacedArray((max_tokens,), np.int64),
+            "slot_mapping": PlacedArray((max_tokens,), np.int64),
+            "logits_indices": PlacedArray((max_requests,), np.int64),
+            "unknown_rows": PlacedArray((max_requests,), np.int64),
+            "last_rows": PlacedArray((max_requests,), np.int64),
+            "copy_sources": PlacedArray((max_requests,), np.int64),
+            "copy_destinations": PlacedArray((max_requests,), np.int64),
+            "query_start_loc": PlacedArray((max_requests + 1,), np.int32),
+            "seq_lens": PlacedArray((max_requests,), np.int32),
+            _TABLE: PlacedArray((max_requests * max_blocks,), np.int32),
         }
-        places: dict[str, slice] = {}
-        num_bytes = 0
-        for name, (count, dtype) in fields.items():
-            start, num_bytes = num_bytes, num_bytes + count * np.dtype(dtype).itemsize
-            places[name] = slice(start, num_bytes)
-        self._table_start = places[_TABLE].start
-        self._upload = device.new_upload(num_bytes)
-        self._host = [
-            {name: host[places[name]].view(dtype) for name, (_, dtype) in fields.items()}
-            for host in self._upload.host_bytes
-        ]
-        device_bytes = self._upload.device_bytes
-        self._device = {
-            name: device_bytes[places[name]].view(_TORCH_DTYPES[dtype])
-            for name, (_, dtype) in fields.items()
+        places = ArrayPlaces.behind(0, list(fields.values()))
+        self._places = {
+            name: (place, field.dtype)
+            for (name, field), place in zip(fields.items(), places.slices, strict=True)
         }
+        self._upload = device.new_upload(places.num_bytes + max_requests * _EXTRA_BYTES_PER_REQUEST)
+        # By buffer; larger ones come and go.
+        self._host = {id(buffer): self._views(buffer) for buffer in self._upload.host_bytes}
+        self._device = dict(zip(fields, places.views(self._upload.device_bytes), strict=True))
 
     def build(
         self,
@@ -111,47 +107,47 @@ class InputBuffers:
         copies: Sequence[BlockCopy] = (),
         last: LastTokens | None = None,
         fill_to: int | None = None,
+        extras: Sequence[HostArray] = (),
     ) -> InputBatch:
         """Needs at least one scheduled request. `last`: where a share ends with a token that is not
-        known. `fill_to`: so many requests, if all have one token each."""
-        host = self._host[self._upload.begin()]
+        known. `fill_to`: so many requests, if each is one token that samples. `extras` are sent,
+        too."""
         num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
         num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
         num_real, num_real_tokens = len(scheduled), int(num_scheduled_R.sum())
         num_rows = num_real if fill_to is None else fill_to
         num_tokens = num_real_tokens + num_rows - num_real
+        num_blocks = max(len(share.block_ids) for share in scheduled)
+        table_start = self._places[_TABLE][0].start
+        table = slice(table_start, table_start + num_rows * num_blocks * _TABLE_ITEM_BYTES)
+        extra_places = ArrayPlaces.behind(table.stop, extras)
+        buffer = self._upload.begin(extra_places.num_bytes)
+        host = self._host.get(id(buffer)) or self._views(buffer)
 
         starts_R1 = host["query_start_loc"][: num_rows + 1]
         starts_R1[0] = 0
         np.cumsum(num_scheduled_R, out=starts_R1[1 : num_real + 1])
-        starts_R1[num_real + 1 :] = np.arange(num_real_tokens + 1, num_tokens + 1)
-        seq_lens_R = host["seq_lens"][:num_rows]
-        seq_lens_R[:num_real] = num_computed_R + num_scheduled_R
-        seq_lens_R[num_real:] = 1
-
-        table_RM = self._write_block_table(host, scheduled, num_rows)
+        host["seq_lens"][:num_real] = num_computed_R + num_scheduled_R
+        table_RM = self._write_block_table(host, scheduled, num_rows, num_blocks)
         rows_T = np.arange(num_real).repeat(num_scheduled_R)
-        positions_T = host["positions"][:num_tokens]
-        slots_T = host["slot_mapping"][:num_tokens]
         first_R = num_computed_R - starts_R1[:num_real]
-        positions_T[:num_real_tokens] = np.arange(num_real_tokens) + first_R[rows_T]
-        positions_T[num_real_tokens:] = 0
-        blocks_T, offsets_T = np.divmod(positions_T[:num_real_tokens], self._block_size)
-        slots_T[:num_real_tokens] = offsets_T + table_RM[rows_T, blocks_T] * np.int64(
-            self._block_size
-        )
-        slots_T[num_real_tokens:] = self._spare_block * self._block_size
-
+        positions_T = np.arange(num_real_tokens) + first_R[rows_T]
+        host["positions"][:num_real_tokens] = positions_T
+        blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
+        slots_T = host["slot_mapping"][:num_real_tokens]
+        slots_T[:] = offsets_T + table_RM[rows_T, blocks_T] * np.int64(self._block_size)
         sampling = [row for row, share in enumerate(scheduled) if share.samples]
-        num_sampling = len(sampling) + num_rows - num_real
-        logits_indices = host["logits_indices"][:num_sampling]
-        logits_indices[: len(sampling)] = starts_R1[1:][sampling] - np.int64(1)
-        logits_indices[len(sampling) :] = np.arange(num_real_tokens, num_tokens)
+        logits_indices = host["logits_indices"][: len(sampling)]
+        logits_indices[:] = starts_R1[1:][sampling] - np.int64(1)
+        num_unknown = self._write_ids(host, scheduled, starts_R1, last)
+        if num_rows > num_real:
+            self._fill(host, table_RM, slice(num_real, num_rows))
         host["copy_sources"][: len(copies)] = [copy.source for copy in copies]
         host["copy_destinations"][: len(copies)] = [copy.destination for copy in copies]
-        num_unknown = self._write_ids(host, scheduled, num_tokens, starts_R1, last)
+        for array, place in zip(extras, extra_places.slices, strict=True):
+            array.write(buffer[place])
 
-        self._upload.send(self._table_start + table_RM.nbytes)
+        sent = self._upload.send()
         on_device = self._device
         input_ids_T = on_device["input_ids"][:num_tokens]
         if last is not None and num_unknown:
@@ -164,31 +160,35 @@ class InputBuffers:
             slot_mapping_T=on_device["slot_mapping"][:num_tokens],
             query_start_loc_R1=on_device["query_start_loc"][: num_rows + 1],
             seq_lens_R=on_device["seq_lens"][:num_rows],
-            block_table_RM=on_device[_TABLE][: table_RM.size].view(table_RM.shape),
-            logits_indices=on_device["logits_indices"][:num_sampling],
+            block_table_RM=sent[table].view(torch.int32).view(table_RM.shape),
+            logits_indices=on_device["logits_indices"][: len(sampling) + num_rows - num_real],
             copy_sources=on_device["copy_sources"][: len(copies)],
             copy_destinations=on_device["copy_destinations"][: len(copies)],
-            sampling_requests=[scheduled[row].request for row in sampling],
+            extras=extra_places.views(sent),
         )
 
+    def _views(self, buffer: NDArray[np.uint8]) -> _HostFields:
+        return {name: buffer[place].view(dtype) for name, (place, dtype) in self._places.items()}
+
     def _write_block_table(
-        self, host: _HostFields, scheduled: Sequence[ScheduledRequest], num_rows: int
-    ) -> NDArray[np.int64 | np.int32]:
+        self,
+        host: _HostFields,
+        scheduled: Sequence[ScheduledRequest],
+        num_rows: int,
+        num_blocks: int,
+    ) -> _Integers:
         """[R, M], M being what the longest of them has."""
-        num_blocks = max(len(share.block_ids) for share in scheduled)
         table_RM = host[_TABLE][: num_rows * num_blocks].reshape(num_rows, num_blocks)
         table_RM[:] = 0
         for row_M, share in zip(table_RM, scheduled, strict=False):
             row_M[: len(share.block_ids)] = share.block_ids
-        table_RM[len(scheduled) :, 0] = self._spare_block
         return table_RM
 
     def _write_ids(
         self,
         host: _HostFields,
         scheduled: Sequence[ScheduledRequest],
-        num_tokens: int,
-        starts_R1: NDArray[np.int64 | np.int32],
+        starts_R1: _Integers,
         last: LastTokens | None,
     ) -> int:
         """Returns how many of them are not known."""
@@ -203,12 +203,21 @@ class InputBuffers:
                 input_ids.append(0)
                 unknown_rows.append(end_row - 1)
                 last_rows.append(last.rows[request.key])
-        ids_T = host["input_ids"][:num_tokens]
-        ids_T[: len(input_ids)] = input_ids
-        ids_T[len(input_ids) :] = 0
+        host["input_ids"][: len(input_ids)] = input_ids
         host["unknown_rows"][: len(unknown_rows)] = unknown_rows
         host["last_rows"][: len(last_rows)] = last_rows
         return len(unknown_rows)
+
+    def _fill(self, host: _HostFields, table_RM: _Integers, rows: slice) -> None:
+        """Behind rows of one token each that sample, some of the same kind."""
+        numbers = np.arange(rows.start, rows.stop)
+        host["input_ids"][rows] = 0
+        host["positions"][rows] = 0
+        host["slot_mapping"][rows] = self._spare_block * self._block_size
+        host["logits_indices"][rows] = numbers
+        host["query_start_loc"][1:][rows] = numbers + 1
+        host["seq_lens"][rows] = 1
+        table_RM[rows, 0] = self._spare_block
 
 
 def build_input_batch(

@@ -1,4 +1,4 @@
-"""The steps that need the most memory: a prompt that takes the budget, beside all other streams;
+"""The steps that need the most memory: prompts that take the budget, beside all other streams;
 and one token for each stream, at the widest block table, with all their logits."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class LargestStep:
     def run(self) -> None:
         """Computes them, up to the logits, in a KV cache of their own."""
         num_streams = self.config.max_num_running
-        num_prompt_tokens = self.config.max_num_batched_tokens - num_streams + 1
-        prompt_blocks = range(-(-num_prompt_tokens // _BLOCK_SIZE))
+        num_tokens = self._fill_budget(num_streams)
+        prompt_blocks = range(-(-max(num_tokens) // _BLOCK_SIZE))
         kv_cache = torch.empty(
             (
                 self.model.num_layers,
@@ -50,10 +50,20 @@ class LargestStep:
         )
         widest = [0] * -(-self.max_model_len // _BLOCK_SIZE)
         kept = [  # as long as both run, for what is kept beside steps is as large
-            self._compute([num_prompt_tokens] + [1] * (num_streams - 1), prompt_blocks, kv_cache),
+            self._compute(num_tokens, prompt_blocks, kv_cache),
             self._compute([1] * num_streams, widest, kv_cache),
         ]
         del kept
+
+    def _fill_budget(self, num_streams: int) -> list[int]:
+        """Tokens of each stream: as few prompts as can be, none longer than the context."""
+        num_left = self.config.max_num_batched_tokens - num_streams
+        num_tokens = []
+        for _ in range(num_streams):
+            num_more = min(num_left, self.max_model_len - 1)
+            num_tokens.append(1 + num_more)
+            num_left -= num_more
+        return num_tokens
 
     def _compute(
         self, num_tokens: Sequence[int], block_ids: Sequence[int], kv_cache: torch.Tensor

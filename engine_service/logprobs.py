@@ -11,18 +11,16 @@ A prompt's logits are never all in memory: they are made and dropped some rows a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from engine_service.errors import InternalError
 from engine_service.messages import Failure, TokenLogprobs
 from engine_service.request import RequestKey
 from engine_service.scheduler_output import ScheduledRequest
-from kernels.sampling_batch import Ints, LogprobRows
-from kernels.sampling_ops import SamplingOps
+from kernels.sampling_batch import GivenTokens, Ints, LogprobRows
 
 NOT_FINITE = Failure(InternalError.reason, "The model's output is not a finite number.")
 PROMPT_ROWS_AT_ONCE = 64  # of logits; 12 MiB with a vocabulary of 49,152
@@ -43,31 +41,43 @@ def logprob_entries(rows: LogprobRows, num_top_L: Ints) -> list[TokenLogprobs]:
     ]
 
 
-def prompt_logprobs(
-    scheduled: Sequence[ScheduledRequest],
-    logits_of: Callable[[range], Tensor],
-    ops: SamplingOps,
-) -> tuple[dict[RequestKey, list[TokenLogprobs]], dict[RequestKey, Failure]]:
-    """Of the requests that ask, for this step's share; `logits_of` takes flat rows of the step."""
-    told: dict[RequestKey, list[TokenLogprobs]] = {}
-    failures: dict[RequestKey, Failure] = {}
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of one request's share, not too many for their logits."""
+
+    key: RequestKey
+    rows: range  # of the step, flat
+    next_tokens: GivenTokens  # of the prompt, by row
+
+
+def prompt_rows(scheduled: Sequence[ScheduledRequest], vocab_size: int) -> list[PromptRows]:
+    """Those of the requests that ask, in this step's share."""
+    found: list[PromptRows] = []
     first_row = 0  # of the share
     for share in scheduled:
         request, positions = share.request, share.prompt_logprobs_range
-        if positions:
-            to_row = first_row - share.num_computed_tokens
-            entries: list[TokenLogprobs] = []
-            for start in range(positions.start, positions.stop, PROMPT_ROWS_AT_ONCE):
-                stop = min(start + PROMPT_ROWS_AT_ONCE, positions.stop)
-                logits_LV = logits_of(range(start + to_row, stop + to_row))
-                targets_L = np.array(request.prompt_token_ids[start + 1 : stop + 1])
-                num_top = min(request.num_prompt_logprobs or 0, logits_LV.shape[1])
-                num_top_L = np.full(len(targets_L), num_top)
-                told_of = ops.token_logprobs(logits_LV, targets_L, num_top_L)
-                entries += logprob_entries(told_of, num_top_L)
-            if all(math.isfinite(entry.logprob) for entry in entries):
-                told[request.key] = entries
-            else:
-                failures[request.key] = NOT_FINITE
+        to_row = first_row - share.num_computed_tokens
+        for start in range(positions.start, positions.stop, PROMPT_ROWS_AT_ONCE):
+            stop = min(start + PROMPT_ROWS_AT_ONCE, positions.stop)
+            targets_L = np.array(request.prompt_token_ids[start + 1 : stop + 1])
+            num_top = min(request.num_prompt_logprobs or 0, vocab_size)
+            tokens = GivenTokens(targets_L, np.full(len(targets_L), num_top))
+            found.append(PromptRows(request.key, range(start + to_row, stop + to_row), tokens))
         first_row += share.num_scheduled_tokens
-    return told, failures
+    return found
+
+
+def prompt_logprobs(
+    prompts: Sequence[PromptRows], told: Sequence[LogprobRows]
+) -> tuple[dict[RequestKey, list[TokenLogprobs]], dict[RequestKey, Failure]]:
+    """By request, in the order of its prompt; `told` of each. A request fails whose logits are not
+    finite."""
+    entries: dict[RequestKey, list[TokenLogprobs]] = {}
+    failures: dict[RequestKey, Failure] = {}
+    for prompt, of_rows in zip(prompts, told, strict=True):
+        if np.isfinite(of_rows.logprobs_L).all():
+            new_entries = logprob_entries(of_rows, prompt.next_tokens.num_top_L)
+            entries.setdefault(prompt.key, []).extend(new_entries)
+        else:
+            failures[prompt.key] = NOT_FINITE
+    return entries, failures

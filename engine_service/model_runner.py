@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from engine_service.compute_device import ComputeDevice, pick_device
@@ -27,15 +28,16 @@ from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.input_batch import InputBuffers, LastTokens
 from engine_service.kv_cache_pool import allocate_kv_cache, plan_kv_cache
 from engine_service.largest_step import LargestStep
-from engine_service.logprobs import prompt_logprobs
-from engine_service.messages import Failure, SamplingParams, StoppingCriteria, TokenLogprobs
+from engine_service.logprobs import PromptRows, prompt_logprobs, prompt_rows
+from engine_service.messages import SamplingParams, StoppingCriteria, TokenLogprobs
 from engine_service.model_error import ModelError
 from engine_service.model_loader import check_shapes
 from engine_service.models.config import read_config, read_eos_token_ids
 from engine_service.models.weights import expected_shapes, ignored_tensors
 from engine_service.request import Request, RequestKey
-from engine_service.sampler import SamplingUnderWay, launch_sampling
+from engine_service.sampler import SamplingUnderWay, plan_sampling
 from engine_service.scheduler_output import (
+    BlockCopy,
     ModelRunnerOutput,
     ScheduledRequest,
     SchedulerOutput,
@@ -48,7 +50,7 @@ from kernels.ops import op_backends
 _log = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams(temperature=0.0)
-_DRAWN_AND_TOLD = SamplingParams(temperature=1.0, top_p=0.9, num_logprobs=1)
+_DRAWN_AND_TOLD = SamplingParams(temperature=1.0, top_p=0.9, num_logprobs=1, num_prompt_logprobs=1)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,16 +61,16 @@ class _Step:
 
     sampling: SamplingUnderWay
     requests: Sequence[Request]  # that sample
-    prompt_logprobs: dict[RequestKey, list[TokenLogprobs]]
-    failures: dict[RequestKey, Failure]
+    prompts: Sequence[PromptRows]
     batch_ns: int
     forward_ns: int
 
     def wait(self) -> ModelRunnerOutput:
         token_ids: dict[RequestKey, int] = {}
         logprobs: dict[RequestKey, TokenLogprobs] = {}
-        failures = dict(self.failures)
-        for request, token in zip(self.requests, self.sampling.wait(), strict=True):
+        sampled = self.sampling.wait()
+        prompts_told, failures = prompt_logprobs(self.prompts, sampled.given)
+        for request, token in zip(self.requests, sampled.tokens, strict=True):
             if token.failure is not None:
                 failures[request.key] = token.failure
                 continue
@@ -76,13 +78,13 @@ class _Step:
             if token.logprobs is not None:
                 logprobs[request.key] = token.logprobs
         return ModelRunnerOutput(
-            token_ids, logprobs, failures, self.prompt_logprobs, self.batch_ns, self.forward_ns
+            token_ids, logprobs, failures, prompts_told, self.batch_ns, self.forward_ns
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """A step that samples nothing, under way or over."""
+    """A step that samples nothing and tells nothing, under way or over."""
 
     output: ModelRunnerOutput
     wait_for_device: Callable[[], None]
@@ -121,8 +123,10 @@ class ModelRunner:
         self._decoder = loaded.decoder
         self._copy_blocks = loaded.copy_blocks
         self._sampling_ops = pick_sampling_ops(kernels)
+        self.vocab_size = model.vocab_size
 
-        max_len = config.model.max_model_len or model.max_position_embeddings
+        longest = model.max_position_embeddings
+        max_len = min(config.model.max_model_len or longest, longest)
         largest = LargestStep(
             self._decoder, model, config.scheduler, max_len, kv_dtype, self._device
         )
@@ -145,6 +149,7 @@ class ModelRunner:
             block_size=plan.block_size,
             spare_block=plan.num_blocks,
         )
+        self._last: LastTokens | None = None  # of the step before
         self._graphs: DecodeGraphs | None = None
         if kernels in self._device.replayed_kernels:
             self._graphs = DecodeGraphs(
@@ -155,14 +160,12 @@ class ModelRunner:
                 max_blocks=max_blocks,
                 vocab_size=model.vocab_size,
             )
-            self._capture(self._graphs, spare_block=plan.num_blocks)
-        self._last: LastTokens | None = None  # of the step before
+            self._prepare(self._graphs, plan.num_blocks, max_blocks)
 
         self.overlaps = self._device.overlaps
         self.num_blocks = plan.num_blocks
         self.max_model_len = plan.max_model_len
         self.architecture = model.architecture
-        self.vocab_size = model.vocab_size
         self.eos_token_ids = read_eos_token_ids(model_dir, model)
         self.device_name = self._device.torch_device.type
         self.dtype_name = _dtype_name(dtype)
@@ -206,48 +209,70 @@ class ModelRunner:
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
     ) -> StepUnderWay:
         scheduled, copies = scheduler_output.scheduled, scheduler_output.block_copies
-        told: dict[RequestKey, list[TokenLogprobs]] = {}
-        failures: dict[RequestKey, Failure] = {}
         graphs = self._graphs if all(map(_is_single_token, scheduled)) else None
         fill_to = None if graphs is None else graphs.size_for(len(scheduled))
-        batch = self._inputs.build(scheduled, copies, self._last, fill_to)
+        requests = scheduler_output.sampling_requests
+        prompts = prompt_rows(scheduled, self.vocab_size) if graphs is None else []
+        planned = plan_sampling(
+            requests,
+            token_bitmask,
+            self.vocab_size,
+            self._sampling_ops,
+            [prompt.next_tokens for prompt in prompts],
+        )
+        batch = self._inputs.build(scheduled, copies, self._last, fill_to, planned.rows.arrays)
         if copies:
             self._copy_blocks(self._kv_cache, batch.copy_sources, batch.copy_destinations)
-        requests = batch.sampling_requests
         batch_ns = time.monotonic_ns()
         if graphs is not None:
             logits_RV = graphs.logits(batch)[: len(requests)]
         else:
             hidden_TH = self._decoder.forward(batch, self._kv_cache)
-            told, failures = prompt_logprobs(
-                scheduled,
-                lambda rows: self._decoder.logits(hidden_TH[rows.start : rows.stop]),
-                self._sampling_ops,
-            )
         forward_ns = time.monotonic_ns()
-        if not requests:
+        if not (requests or prompts):
             self._last = None
-            output = ModelRunnerOutput({}, {}, failures, told, batch_ns, forward_ns)
+            output = ModelRunnerOutput({}, batch_ns=batch_ns, forward_ns=forward_ns)
             return _Chunks(output, self._device.mark())
         if graphs is None:
-            logits_RV = self._decoder.logits(hidden_TH.index_select(0, batch.logits_indices))
-        sampling = launch_sampling(logits_RV, requests, token_bitmask, self._sampling_ops)
+            logits_RV = self._logits(hidden_TH.index_select(0, batch.logits_indices))
+        prompt_logits = (self._logits(hidden_TH[p.rows.start : p.rows.stop]) for p in prompts)
+        sampling = planned.launch(logits_RV, batch.extras, prompt_logits)
         rows = {request.key: row for row, request in enumerate(requests)}
         self._last = LastTokens(rows, sampling.rows.token_ids_R)
-        return _Step(sampling, requests, told, failures, batch_ns, forward_ns)
+        return _Step(sampling, requests, prompts, batch_ns, forward_ns)
+
+    def _logits(self, hidden_RH: Tensor) -> Tensor:
+        """Of any number of rows; valid until the next call."""
+        if len(hidden_RH) == 0:
+            return hidden_RH.new_empty((0, self.vocab_size), dtype=torch.float32)
+        return self._decoder.logits(hidden_RH)
 
     @torch.inference_mode()
-    def _capture(self, graphs: DecodeGraphs, spare_block: int) -> None:
-        """Of all sizes, the largest first: the others' memory is found in what it took."""
-        request = Request("", 0, [0], _GREEDY, StoppingCriteria(max_tokens=1))
-        share = ScheduledRequest.of(request, 0, 1, [spare_block])
+    def _prepare(self, graphs: DecodeGraphs, spare_block: int, max_blocks: int) -> None:
+        """Captures steps and compiles kernels before there are requests whose time that takes.
+
+        The step that needs the most memory is captured first: the others' is found in what it took.
+        """
+        widest = _spare_share([0], _GREEDY, [spare_block] * max_blocks)
+        graphs.logits(self._inputs.build([widest], fill_to=graphs.sizes[-1]))
+        one = _spare_share([0], _GREEDY, [spare_block])
         for size in tqdm(
             reversed(graphs.sizes), "Capturing steps", disable=not sys.stderr.isatty(), unit="size"
         ):
-            logits_RV = graphs.logits(self._inputs.build([share], fill_to=size))
-        for params in (_GREEDY, _DRAWN_AND_TOLD):  # compiled here, in no request's time
-            request = Request("", 0, [0], params, StoppingCriteria(max_tokens=1))
-            launch_sampling(logits_RV[:1], [request], None, self._sampling_ops).wait()
+            graphs.logits(self._inputs.build([one], fill_to=size))
+        for params in (_GREEDY, _DRAWN_AND_TOLD):
+            shares = [_spare_share(ids, params, [spare_block]) for ids in ([0, 0], [0])]
+            copies = [BlockCopy(spare_block, spare_block)]
+            self._launch(SchedulerOutput(0, shares, 3, copies), None).wait()
+        self._last = None
+
+
+def _spare_share(
+    token_ids: list[int], params: SamplingParams, block_ids: Sequence[int]
+) -> ScheduledRequest:
+    """Of nobody's request."""
+    request = Request("", 0, token_ids, params, StoppingCriteria(max_tokens=1))
+    return ScheduledRequest.of(request, 0, len(token_ids), block_ids)
 
 
 def _is_single_token(share: ScheduledRequest) -> bool:

@@ -14,7 +14,8 @@
 
 The steps are one op, `sample_rows`: what each means is in `kernels.reference.sampling` and
 `token_filters`, where a uniform comes from in `random_uniform`. Here a step's requests are gathered
-for it (`sampling_batch`), and what becomes of their rows is told in the engine's words.
+for it before their logits are computed (`sampling_batch`), and what becomes of their rows is told
+in the engine's words.
 
 A temperature below 1e-5, a top_k of 1 and a min_p of 1 are greedy: the largest logit, the lowest
 id among equals. A row pays only for what its request asks for. A row that is not finite, or that
@@ -23,7 +24,7 @@ is left without a token, fails alone.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +36,14 @@ from engine_service.logprobs import NOT_FINITE, logprob_entries
 from engine_service.messages import Failure, SamplingParams, TokenLogprobs
 from engine_service.request import Request
 from engine_service.sampling_batch import sampling_batch
-from kernels.sampling_batch import RowStatus, RowsUnderWay, SamplingBatch
+from kernels.sampling_batch import (
+    GivenTokens,
+    LogprobRows,
+    PlannedRows,
+    RowStatus,
+    RowsUnderWay,
+    ToldRows,
+)
 from kernels.sampling_ops import SamplingOps
 
 _NOTHING_ALLOWED = Failure(InvalidRequest.reason, "The constraints leave no token to choose.")
@@ -56,43 +64,72 @@ class SampledToken(NamedTuple):
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingUnderWay:
-    """One token for each row, which the device may still sample."""
+class Sampled(NamedTuple):
+    tokens: list[SampledToken]  # by row
+    given: Sequence[LogprobRows]  # of the given tokens
 
-    rows: RowsUnderWay
-    batch: SamplingBatch
+
+@dataclass(frozen=True, slots=True)
+class PlannedSampling:
+    """One token for each row, to be sampled once there are logits."""
+
+    rows: PlannedRows
+    told: ToldRows | None
     params: Sequence[SamplingParams]  # by row
     constrained: Container[int]  # rows with a grammar
 
-    def wait(self) -> list[SampledToken]:
-        sampled, told = self.rows.wait(), self.batch.told
+    def launch(
+        self,
+        logits_RV: Tensor,
+        on_device: Sequence[Tensor] = (),
+        given_logits: Iterable[Tensor] = (),
+    ) -> SamplingUnderWay:
+        """`logits_RV` is float32 and contiguous, has a row for each request and is overwritten.
+        The others are those of `PlannedRows.launch`."""
+        return SamplingUnderWay(self, self.rows.launch(logits_RV, on_device, given_logits))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingUnderWay:
+    """Rows that the device may still sample."""
+
+    plan: PlannedSampling
+    rows: RowsUnderWay
+
+    def wait(self) -> Sampled:
+        sampled, plan = self.rows.wait(), self.plan
         failures = {
-            row: _failure(status, self.params[row], row in self.constrained)
+            row: _failure(status, plan.params[row], row in plan.constrained)
             for row, status in enumerate(sampled.statuses_R.tolist())
             if status != RowStatus.SAMPLED
         }
         logprobs: dict[int, TokenLogprobs] = {}
-        if told is not None and sampled.logprobs is not None:
-            entries = logprob_entries(sampled.logprobs, told.num_top_L)
-            logprobs = dict(zip(told.rows_L.tolist(), entries, strict=True))
-        return [
+        if plan.told is not None and sampled.logprobs is not None:
+            entries = logprob_entries(sampled.logprobs, plan.told.num_top_L)
+            logprobs = dict(zip(plan.told.rows_L.tolist(), entries, strict=True))
+        tokens = [
             SampledToken(token_id, logprobs.get(row), failures.get(row))
             for row, token_id in enumerate(sampled.token_ids_R.tolist())
         ]
+        return Sampled(tokens, sampled.given)
 
 
-def launch_sampling(
-    logits_RV: Tensor,
+def plan_sampling(
     requests: Sequence[Request],
     bitmask: GrammarBitmask | None,
+    vocab_size: int,
     ops: SamplingOps,
-) -> SamplingUnderWay:
-    """`logits_RV` is float32 and contiguous, has a row for each request and is overwritten."""
-    batch = sampling_batch(requests, bitmask, logits_RV.shape[1], ops)
-    constrained = frozenset() if bitmask is None else frozenset(bitmask.rows)
-    params = [request.sampling for request in requests]
-    return SamplingUnderWay(ops.launch(logits_RV, batch), batch, params, constrained)
+    given: Sequence[GivenTokens] = (),
+) -> PlannedSampling:
+    """Of a step in which they sample, and other rows tell of `given`. What they ask for is read
+    now; the bitmask's words are read with the arrays of `PlannedSampling.rows`, if not before."""
+    batch = sampling_batch(requests, bitmask, vocab_size, ops)
+    return PlannedSampling(
+        rows=ops.plan(batch, given, len(requests), vocab_size),
+        told=batch.told,
+        params=[request.sampling for request in requests],
+        constrained=frozenset() if bitmask is None else frozenset(bitmask.rows),
+    )
 
 
 def _failure(status: int, params: SamplingParams, has_grammar: bool) -> Failure:

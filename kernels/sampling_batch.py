@@ -18,12 +18,15 @@ Letters are dimensions, as in `kernels.ops`:
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.array_places import HostArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -95,6 +98,14 @@ class ToldRows:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenTokens:
+    """One for each row of logits that tells of it, and samples nothing: a prompt's next tokens."""
+
+    token_ids_L: Ints
+    num_top_L: Ints  # likeliest tokens beside it; at most V
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """In the order in which a row is edited, drawn from and told of."""
 
@@ -130,6 +141,22 @@ class SampledRows:
     token_ids_R: Ints  # meaningless unless SAMPLED
     statuses_R: NDArray[np.int32]  # of RowStatus
     logprobs: LogprobRows | None  # by the rows of `told`; meaningless unless SAMPLED
+    given: Sequence[LogprobRows] = ()  # of each GivenTokens
+
+
+class PlannedRows(Protocol):
+    """Rows to be sampled once there are logits."""
+
+    @property
+    def arrays(self) -> Sequence[HostArray]:
+        """What the logits' device needs for it."""
+
+    def launch(
+        self, logits_RV: Tensor, on_device: Sequence[Tensor], given_logits: Iterable[Tensor] = ()
+    ) -> RowsUnderWay:
+        """Overwrites the logits. `on_device`: the arrays, which stay as they are until all that
+        was launched with them is over. `given_logits`: [L, V] of each GivenTokens that was planned
+        for; they are asked for when nothing needs those before them any more."""
 
 
 class RowsUnderWay(Protocol):

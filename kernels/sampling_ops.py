@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.array_places import HostArray
 from kernels.cpu.library import library
 from kernels.cpu.sampling import random_uniforms as cpu_random_uniforms
 from kernels.cpu.sampling import sample_rows as cpu_sample_rows
@@ -19,10 +20,11 @@ from kernels.reference.sampling import sample_rows
 from kernels.reference.token_logprobs import token_logprobs
 from kernels.sampling_batch import (
     Floats,
+    GivenTokens,
     Ints,
     LogprobRows,
+    PlannedRows,
     RowsDone,
-    RowsUnderWay,
     SampledRows,
     SamplingBatch,
 )
@@ -35,15 +37,39 @@ class SamplingOps:
     sample_rows: Callable[[Tensor, SamplingBatch], SampledRows]
     token_logprobs: Callable[[Tensor, Ints, Ints], LogprobRows]
     random_uniforms: Callable[[NDArray[np.uint64], Ints, Ints], Floats]
-    launch_sampling: Callable[[Tensor, SamplingBatch], RowsUnderWay] | None = None
+    plan_sampling: (
+        Callable[[SamplingBatch, Sequence[GivenTokens], int, int], PlannedRows] | None
+    ) = None
 
-    def launch(self, logits_RV: Tensor, batch: SamplingBatch) -> RowsUnderWay:
-        """`sample_rows` without the wait, where there is one."""
-        if self.launch_sampling is not None:
-            return self.launch_sampling(logits_RV, batch)
-        rows = self.sample_rows(logits_RV, batch)
+    def plan(
+        self, batch: SamplingBatch, given: Sequence[GivenTokens], num_rows: int, vocab_size: int
+    ) -> PlannedRows:
+        """`sample_rows` and the `token_logprobs` of some given tokens, before there are logits; and
+        without a wait where there is none."""
+        if self.plan_sampling is not None:
+            return self.plan_sampling(batch, given, num_rows, vocab_size)
+        return _SampledWhenLaunched(self, batch, given)
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledWhenLaunched:
+    """PlannedRows of ops that read on the host what they are asked."""
+
+    ops: SamplingOps
+    batch: SamplingBatch
+    given: Sequence[GivenTokens]
+    arrays: Sequence[HostArray] = ()
+
+    def launch(
+        self, logits_RV: Tensor, on_device: Sequence[Tensor], given_logits: Iterable[Tensor] = ()
+    ) -> RowsDone:
+        rows = self.ops.sample_rows(logits_RV, self.batch)
+        told = [
+            self.ops.token_logprobs(logits_LV, tokens.token_ids_L, tokens.num_top_L)
+            for tokens, logits_LV in zip(self.given, given_logits, strict=True)
+        ]
         token_ids_R = torch.from_numpy(rows.token_ids_R).to(logits_RV.device)
-        return RowsDone(rows, token_ids_R)
+        return RowsDone(replace(rows, given=told), token_ids_R)
 
 
 def reference_sampling_ops() -> SamplingOps:
@@ -58,11 +84,11 @@ def cpu_sampling_ops() -> SamplingOps:
 
 def triton_sampling_ops() -> SamplingOps:
     """On float32 logits of a GPU. Raises ImportError where there is no triton."""
-    from kernels.triton.logprobs import token_logprobs as triton_token_logprobs
-    from kernels.triton.sampling import launch_sampling as triton_launch_sampling
+    from kernels.triton.sampling import plan_sampling as triton_plan_sampling
     from kernels.triton.sampling import sample_rows as triton_sample_rows
+    from kernels.triton.sampling import token_logprobs as triton_token_logprobs
 
     # Few numbers, which the host puts into the batch: it makes them where they are needed.
     return SamplingOps(
-        triton_sample_rows, triton_token_logprobs, random_uniforms, triton_launch_sampling
+        triton_sample_rows, triton_token_logprobs, random_uniforms, triton_plan_sampling
     )

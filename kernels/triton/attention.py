@@ -26,6 +26,8 @@ from kernels.triton.checks import check_cache, check_contiguous, check_rows
 # One warpgroup's matrix instruction on Hopper; a decode, whose time is that of reading the cache,
 # does not notice the rows it leaves empty.
 _TILE_ROWS: Final = 64
+# Of float32 in heads of more than 128: what a program needs of shared memory every card has.
+_SMALL_TILE_ROWS: Final = 16
 _SPLIT_PROGRAMS: Final = 1024  # to keep a large GPU busy: several for each multiprocessor
 
 
@@ -43,8 +45,9 @@ class _Tile:
 
     @classmethod
     def of(cls, group: int, head_dim: int, dtype: torch.dtype) -> _Tile:
-        rows = max(_TILE_ROWS, triton.next_power_of_2(group))
         dims = max(16, triton.next_power_of_2(head_dim))
+        is_small = dims > 128 and dtype == torch.float32
+        rows = max(_SMALL_TILE_ROWS if is_small else _TILE_ROWS, triton.next_power_of_2(group))
         is_large = dims > 128 or dtype == torch.float32
         return cls(
             group=group,

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling_batch import Ints, LogprobRows
 from kernels.triton.sampling_params import (
     NUM_TOLD_INTS,
     NUM_TOP,
     TOLD_COPY,
     TOLD_ROW,
-    Upload,
-    check_logits,
-    check_places,
-    told_records,
-    upload,
 )
-from kernels.triton.sampling_results import SamplingResults
+from kernels.triton.sampling_results import ToldResults
 from kernels.triton.sampling_rows import (
     PROGRAM_OPTIONS,
     UNITS_OF_LARGEST,
@@ -42,35 +35,17 @@ _MOST_TOP = 1024  # their ranks are found by comparing each with each
 _OTHERS = tl.constexpr(32)  # that are compared at once
 
 
-def token_logprobs(logits_LV: Tensor, token_ids_L: Ints, num_top_L: Ints) -> LogprobRows:
-    """As `kernels.reference.token_logprobs.token_logprobs`, on float32 logits of the device.
-
-    Raises TypeError for others, ValueError for a token that is none of theirs, and for more than
-    1,024 likeliest ones.
-    """
-    check_logits(logits_LV)
-    num_rows, vocab_size = logits_LV.shape
-    check_places(token_ids_L, vocab_size)
-    told_LF = told_records(np.arange(num_rows), num_top_L, vocab_size)
-    uploads = (
-        Upload([token_ids_L], token_ids_L.shape, torch.int64),
-        Upload([told_LF], told_LF.shape, torch.int32),
-    )
-    token_ids, told = upload(uploads, logits_LV.device)
-    results = SamplingResults.empty(0, num_rows, int(num_top_L.max(initial=0)), logits_LV.device)
-    with torch.cuda.device_of(logits_LV):  # type: ignore[no-untyped-call]
-        launch_logprobs(logits_LV, logits_LV, told, token_ids, results)
-    return results.copy_to_host().wait_for_logprobs()
-
-
 def launch_logprobs(
     logits_RV: Tensor,
     raw_copies_CV: Tensor,
     told_LF: Tensor,
     token_ids_R: Tensor,
-    results: SamplingResults,
+    results: ToldResults,
 ) -> None:
-    """Fills the logprobs of `results`. Rows are as they were, but for those with a raw copy."""
+    """Rows are as they were, but for those with a raw copy.
+
+    Raises ValueError for more than 1,024 likeliest tokens.
+    """
     num_rows, most_top = results.top_token_ids_LN.shape
     if most_top > _MOST_TOP:
         raise ValueError(f"a row can tell of {_MOST_TOP} tokens at most")
@@ -95,7 +70,7 @@ def launch_logprobs(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_top"])
 def _tell_rows(
     logits_RV,
     raw_copies_CV,

@@ -30,7 +30,7 @@ _OVERFLOWS = tl.constexpr(RowStatus.OVERFLOWS.value)
 _PAIRS = tl.constexpr(512)  # of one row that are looked at at once
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_per_row"])  # there may be no bitmask
 def edit_rows(
     logits_RV,
     raw_copies_CV,

@@ -1,4 +1,4 @@
-"""A step's sampling parameters on the device: one buffer, one copy.
+"""A step's sampling parameters as arrays for the device, which take one copy.
 
 Each row has a record of what its request asks, so that a row's program finds its own and no other:
 
@@ -11,9 +11,8 @@ Each row has a record of what its request asks, so that a row's program finds it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +20,11 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.array_places import HostArray
 from kernels.sampling_batch import (
     Draws,
     Floats,
+    GivenTokens,
     Ints,
     Penalties,
     SamplingBatch,
@@ -61,24 +62,27 @@ NUM_TOP = tl.constexpr(1)
 TOLD_COPY = tl.constexpr(2)  # row of the raw logits that were kept; -1: the logits'
 NUM_TOLD_INTS = tl.constexpr(4)
 
-_ALIGNMENT_BYTES = 16  # of each array; the kernels are compiled for it
 
+class DeviceParams(NamedTuple):
+    """The arrays of `pack_params`, on the device."""
 
-@dataclass(frozen=True, slots=True)
-class DeviceParams:
+    reals_RF: Tensor  # float64, all others int32
     ints_RF: Tensor
-    reals_RF: Tensor
     token_ids_P: Tensor
     amounts_P: Tensor  # int32, or a float32's bits
     words_GW: Tensor
     told_LF: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedParams:
+    arrays: tuple[HostArray, ...]  # in the order of DeviceParams
     num_raw_copies: int
 
 
-def upload_params(batch: SamplingBatch, logits_RV: Tensor) -> DeviceParams:
+def pack_params(batch: SamplingBatch, num_rows: int, vocab_size: int) -> PackedParams:
     """Raises ValueError for a row or a token that is none of the logits', TypeError for a bitmask
-    that isn't int32 and contiguous on the CPU."""
-    num_rows, vocab_size = logits_RV.shape
+    that isn't int32 and contiguous on the CPU, whose words are read when the arrays are."""
     ints_RF = np.zeros((num_rows, NUM_INTS.value), np.int32)
     ints_RF[:, (MASK.value, RAW_COPY.value)] = -1
     reals_RF = np.zeros((num_rows, NUM_REALS.value))
@@ -94,17 +98,26 @@ def upload_params(batch: SamplingBatch, logits_RV: Tensor) -> DeviceParams:
     if batch.told is not None:
         told_LF = _set_told(batch.told, vocab_size, ints_RF)  # the last: all edits are known
     num_pairs = sum(map(len, token_ids_P))
-    uploads = (
-        Upload([reals_RF], reals_RF.shape, torch.float64),
-        Upload([ints_RF], ints_RF.shape, torch.int32),
-        Upload(token_ids_P, (num_pairs,), torch.int32),
-        Upload(_amounts(batch), (num_pairs,), torch.int32),
-        Upload([words_GW], words_GW.shape, torch.int32),
-        Upload([told_LF], told_LF.shape, torch.int32),
+    arrays = (
+        HostArray(reals_RF.shape, np.float64, [reals_RF]),
+        HostArray(ints_RF.shape, np.int32, [ints_RF]),
+        HostArray((num_pairs,), np.int32, token_ids_P),
+        HostArray((num_pairs,), np.int32, _amounts(batch)),
+        HostArray(words_GW.shape, np.int32, [words_GW]),
+        HostArray(told_LF.shape, np.int32, [told_LF]),
     )
-    reals, ints, token_ids, amounts, words, told = upload(uploads, logits_RV.device)
-    num_raw_copies = int((ints_RF[:, RAW_COPY.value] >= 0).sum())
-    return DeviceParams(ints, reals, token_ids, amounts, words, told, num_raw_copies)
+    return PackedParams(arrays, int((ints_RF[:, RAW_COPY.value] >= 0).sum()))
+
+
+def given_arrays(tokens: GivenTokens, vocab_size: int) -> tuple[HostArray, HostArray]:
+    """(token ids, told records). Raises ValueError as `pack_params`."""
+    token_ids_L = tokens.token_ids_L
+    check_places(token_ids_L, vocab_size)
+    told_LF = told_records(np.arange(len(token_ids_L)), tokens.num_top_L, vocab_size)
+    return (
+        HostArray(token_ids_L.shape, np.int64, [token_ids_L]),
+        HostArray(told_LF.shape, np.int32, [told_LF]),
+    )
 
 
 def told_records(rows_L: Ints, num_top_L: Ints, vocab_size: int) -> NDArray[np.int32]:
@@ -128,38 +141,6 @@ def check_logits(logits_RV: Tensor) -> None:
 def check_places(places: Ints, size: int) -> None:
     if places.min(initial=0) < 0 or places.max(initial=0) >= size:
         raise ValueError("a row or a token is not one of the logits'")
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Arrays that lie side by side on the device as one of `shape`."""
-
-    arrays: Sequence[NDArray[np.generic]]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def upload(uploads: Sequence[Upload], device: torch.device) -> list[Tensor]:
-    """Copies all at once; does not wait for the device."""
-    starts, num_bytes = [], 0
-    for item in uploads:
-        starts.append(num_bytes)
-        size = math.prod(item.shape) * item.dtype.itemsize
-        num_bytes += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for item, start in zip(uploads, starts, strict=True):
-        place = _view(host, start, item).view(-1).numpy()
-        first = 0
-        for array in item.arrays:
-            place[first : first + array.size] = array.ravel()
-            first += array.size
-    copied = host.to(device, non_blocking=True)
-    return [_view(copied, start, item) for item, start in zip(uploads, starts, strict=True)]
-
-
-def _view(buffer: Tensor, start: int, item: Upload) -> Tensor:
-    size = math.prod(item.shape) * item.dtype.itemsize
-    return buffer[start : start + size].view(item.dtype).view(item.shape)
 
 
 def _set_lists(batch: SamplingBatch, vocab_size: int, ints_RF: NDArray[np.int32]) -> list[Ints]:

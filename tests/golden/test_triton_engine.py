@@ -16,6 +16,8 @@ from engine_service.request import Request
 from engine_service.scheduler_output import ScheduledRequest, SchedulerOutput
 from tests.conftest import MakeTinyModel
 from tests.pretend_gpu import PretendGpu
+from tests.unit import test_one_upload
+from tests.unit.test_one_upload import Counted
 from tests.unit.test_overlapped_runner import core_config, run
 
 pytestmark = pytest.mark.slow  # in Triton's interpreter, where there is no GPU
@@ -47,6 +49,44 @@ def test_tokens_are_those_of_the_reference(model_dir: Path, batch_invariant: boo
         got = run(runner, config, NUMBERS)
     assert got.tokens == expected.tokens
     assert got.ends == expected.ends
+
+
+@pytest.mark.skipif(CudaDevice.is_available(), reason="copies are counted on a pretended GPU")
+def test_every_step_is_one_copy_there_and_one_back(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a grammar's mask, penalties and logprobs of prompts and outputs."""
+    from kernels.triton.sampling_results import ResultsBuffer
+
+    copy_to_host, num_downloads = ResultsBuffer.copy_to_host, 0
+
+    def counted(buffer: ResultsBuffer) -> object:
+        nonlocal num_downloads
+        num_downloads += 1
+        return copy_to_host(buffer)
+
+    monkeypatch.setattr(ResultsBuffer, "copy_to_host", counted)
+    stopping = StoppingCriteria(max_tokens=2)
+    names = ("told", "penalties", "prompt", "grammar")
+    wanted = [
+        msgspec.structs.replace(command, prompt_token_ids=[3, 141, 59], stopping=stopping)
+        for command in test_one_upload.requests()
+        if command.request_id in names
+    ]
+    config, device = core_config(model_dir), PretendGpu()
+    in_turn = test_one_upload.run(Counted(ModelRunner(config)), config, wanted)
+    model = msgspec.structs.replace(config.model, kernels="triton", dtype="float32")
+    config = msgspec.structs.replace(config, model=model)
+    with np.errstate(all="ignore"):
+        runner = Counted(ModelRunner(config, device))
+        num_sent, num_downloads = device.num_sent, 0
+        got = test_one_upload.run(runner, config, wanted)
+    assert device.num_sent - num_sent == runner.num_steps
+    assert num_downloads == runner.num_telling_steps
+    assert got.tokens == in_turn.tokens
+    for name in names:
+        assert got.logprobs[name] == pytest.approx(in_turn.logprobs[name], abs=1e-3)
+        assert got.prompt_logprobs[name] == pytest.approx(in_turn.prompt_logprobs[name], abs=1e-3)
 
 
 def prompt_logprobs(runner: ModelRunner) -> list[float]:

@@ -23,6 +23,7 @@ compiled = compile_instead_of_launching()
 from kernels.ops import fp8_triton_ops, quantized_triton_ops, triton_ops
 from kernels.reference.quantized import quantize_matrix
 from kernels.triton.fp8 import quantize_fp8
+from kernels.triton.quantized import IntMatrix, widen
 
 dtype, heads, kv_heads, dim = getattr(torch, sys.argv[1]), *map(int, sys.argv[2:])
 ops = triton_ops(batch_invariant=True)
@@ -32,7 +33,9 @@ ops.silu_mul(x)
 ops.linear(x, weight, bias)
 ops.logits_head(x, weight)
 for quantization in ("int8", "int4"):
-    quantized_triton_ops(True).linear(x, quantize_matrix(weight, quantization), bias)
+    matrix = IntMatrix.of(quantize_matrix(weight, quantization))
+    quantized_triton_ops(True).linear(x, matrix, bias)
+    widen(matrix, dtype)
 fp8_triton_ops().linear(x, quantize_fp8(weight), bias)
 
 qkv = torch.ones(3, heads + 2 * kv_heads, dim).to(dtype)
@@ -50,13 +53,19 @@ print(*sorted(set(compiled)))
 from kernels.triton.attention_decode import attend_splits_kernel
 from kernels.triton.attention_tiles import attend_tiles_kernel
 
+def forms_of(kernel):
+    return list(kernel.device_caches[0][0].values())
+
 def layouts(kernel):
-    forms = kernel.device_caches[0][0].values()
-    texts = [form.asm["ttgir"] for form in forms]
+    texts = [form.asm["ttgir"] for form in forms_of(kernel)]
     return [[line for line in text.splitlines() if line.startswith("#mma")] for text in texts]
 
 assert layouts(attend_splits_kernel) == layouts(attend_tiles_kernel)
 assert all(layouts(attend_tiles_kernel)) == (dtype != torch.float32)
+
+# As much shared memory as each card has for which Triton compiles.
+for form in forms_of(attend_splits_kernel) + forms_of(attend_tiles_kernel):
+    assert form.metadata.shared <= 99 * 1024, (form.name, form.metadata.shared)
 """
 
 _KERNELS = [
@@ -69,6 +78,7 @@ _KERNELS = [
     "_rms_norm_kernel",
     "_rotary_kernel",
     "_silu_mul_kernel",
+    "_widen_kernel",
     "add_splits_kernel",
     "attend_splits_kernel",
     "attend_tiles_kernel",
@@ -84,6 +94,7 @@ _KERNELS = [
         ("float16", 5, 1, 80),
         ("bfloat16", 16, 1, 256),
         ("float32", 9, 3, 64),
+        ("float32", 8, 2, 256),
     ],
 )
 def test_all_compiles_for_a_gpu(

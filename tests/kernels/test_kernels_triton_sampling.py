@@ -17,7 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampling_batch import Draws, RowStatus, SampledRows, SamplingBatch, TokenMask, ToldRows
+from kernels.array_places import upload
+from kernels.sampling_batch import (
+    Draws,
+    GivenTokens,
+    RowStatus,
+    SampledRows,
+    SamplingBatch,
+    TokenMask,
+    ToldRows,
+)
 from kernels.sampling_ops import SamplingOps, reference_sampling_ops, triton_sampling_ops
 from tests.kernels.test_kernels_sampling import (
     FILTERS,
@@ -110,7 +119,7 @@ def test_the_order_of_rows_changes_no_bit(ops: SamplingOps) -> None:
 
 
 def test_tokens_are_on_the_device_before_the_host_waits(device: torch.device) -> None:
-    from kernels.triton.sampling import launch_sampling
+    from kernels.triton.sampling import plan_sampling
 
     logits_RV = random_logits(4, 300)
     logits_RV[2, 7] = torch.nan
@@ -118,10 +127,12 @@ def test_tokens_are_on_the_device_before_the_host_waits(device: torch.device) ->
     batch = SamplingBatch(draws=draws(4), told=told)
     expected = reference_sampling_ops().sample_rows(logits_RV.clone(), batch)
     on_device = logits_RV.to(device)
+    planned = plan_sampling(batch, (), 4, 300)
+    params = upload(planned.arrays, device)
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
-        pending = launch_sampling(on_device, batch)
+        pending = planned.launch(on_device, params)
         next_inputs_R = pending.token_ids_R + 1
     finally:
         if device.type == "cuda":
@@ -137,14 +148,27 @@ def test_tokens_are_on_the_device_before_the_host_waits(device: torch.device) ->
     assert got.logprobs.top_token_ids_LN.shape == (1, 2)
 
 
-def test_parameters_travel_in_one_piece(device: torch.device) -> None:
-    from kernels.triton.sampling_params import upload_params
+def test_what_is_planned_for_other_logits_is_refused(device: torch.device) -> None:
+    from kernels.triton.sampling import plan_sampling
 
-    logits_RV, batch = mixed_batch(9, 100)
-    params = upload_params(batch, logits_RV.to(device))
-    arrays = (params.ints_RF, params.reals_RF, params.token_ids_P, params.amounts_P)
-    tensors: list[Tensor] = [*arrays, params.words_GW, params.told_LF]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    planned = plan_sampling(SamplingBatch(), (), 2, 100)
+    params = upload(planned.arrays, device)
+    for shape in ((3, 100), (2, 101)):
+        with pytest.raises(ValueError, match="for 2 rows of 100"):
+            planned.launch(torch.zeros(shape, device=device), params)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
+def test_no_number_of_rows_has_kernels_compiled_anew(device: torch.device, num_rows: int) -> None:
+    """For Triton a kernel is another one for each argument whose address is no multiple of 16."""
+    from kernels.triton.sampling import plan_sampling
+    from kernels.triton.sampling_results import ResultsBuffer
+
+    given = [GivenTokens(np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64))] * 2
+    params = upload(plan_sampling(mixed_batch(9, 100)[1], given, 9, 100).arrays, device)
+    results = ResultsBuffer.empty(num_rows, [(num_rows, 3), (num_rows, 1)], device).results()
+    told = [tensor for group in results.groups for tensor in group]
+    tensors = [*params, results.token_ids_R, results.statuses_R, *told]
     assert all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
@@ -312,14 +336,24 @@ import numpy as np, torch
 from tests.kernels.hopper_compiler import compile_instead_of_launching
 
 compiled = compile_instead_of_launching()
-from kernels.triton.sampling import launch_sampling
-from kernels.sampling_batch import SamplingBatch, ToldRows
+from kernels.triton.logprobs import _tell_rows
+from kernels.triton.sampling import draw_rows, edit_rows, sample_rows
+from kernels.sampling_batch import SamplingBatch, TokenMask, ToldRows
 from tests.kernels.test_kernels_sampling import draws, mixed_batch
 
 told = ToldRows(np.array([0]), np.array([1]))
-launch_sampling(torch.zeros(1, 1), SamplingBatch(draws=draws(1), told=told))
-for vocab_size in (700, 128_256):
-    launch_sampling(torch.zeros(9, vocab_size), mixed_batch(9, vocab_size)[1])
+sample_rows(torch.zeros(1, 1), SamplingBatch(draws=draws(1), told=told))
+sample_rows(torch.zeros(9, 128_256), mixed_batch(9, 128_256)[1])
+num_variants = lambda: [len(k.device_caches[0][0]) for k in (edit_rows, draw_rows, _tell_rows)]
+before = num_variants()
+for num_rows, num_told, num_top, num_words in ((1, 1, 1, 0), (2, 2, 2, 22), (3, 1, 5, 23)):
+    mask = TokenMask(np.array([0]), torch.zeros(1, num_words, dtype=torch.int32))
+    told = ToldRows(np.arange(num_told), np.full(num_told, num_top))
+    batch = SamplingBatch(
+        draws=draws(num_rows), told=told, mask=mask if num_words else None
+    )
+    sample_rows(torch.zeros(num_rows, 700), batch)
+assert [now - then for now, then in zip(num_variants(), before)] == [1, 1, 1], num_variants()
 print(*compiled)
 """
 
@@ -336,4 +370,4 @@ def test_all_compiles_for_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
-    assert finished.stdout.split() == ["edit_rows", "draw_rows", "_tell_rows"] * 3
+    assert finished.stdout.split() == ["edit_rows", "draw_rows", "_tell_rows"] * 5

@@ -40,13 +40,12 @@ def test_chunks_and_single_tokens_side_by_side() -> None:
     assert batch.seq_lens_R.tolist() == [8, 10, 2]
     assert batch.block_table_RM.tolist() == [[9, 2, 7], [4, 0, 8], [1, 0, 0]]
     assert batch.logits_indices.tolist() == [3, 5]
-    assert batch.sampling_requests == [shares[1].request, shares[2].request]
 
 
 def test_dtypes_are_the_same_whether_anything_samples_or_not() -> None:
     for num_scheduled in (3, 12):
         batch = build(share(list(range(12)), 0, num_scheduled, [0, 1, 2]))
-        assert len(batch.sampling_requests) == (num_scheduled == 12)
+        assert len(batch.logits_indices) == (num_scheduled == 12)
         for ids in (
             batch.input_ids_T,
             batch.positions_T,

@@ -6,12 +6,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from engine_service.config import CacheConfig, CoreConfig, ModelConfig, SchedulerConfig
-from engine_service.decode_graphs import graph_sizes, graph_widths
+from engine_service.decode_graphs import DecodeGraphs, graph_sizes, graph_widths
 from engine_service.engine_core import EngineCore
+from engine_service.input_batch import InputBatch
 from engine_service.mailbox import Mailbox
 from engine_service.messages import (
     AddRequest,
@@ -22,7 +24,6 @@ from engine_service.messages import (
     StoppingCriteria,
 )
 from engine_service.model_runner import ModelRunner
-from engine_service.scheduler_output import SchedulerOutput
 from tests.conftest import MakeTinyModel
 from tests.pretend_gpu import PretendGpu
 from tests.unit.test_engine_core import ScriptedGrammars
@@ -37,6 +38,7 @@ class Channel:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason] = {}
         self.logprobs: dict[str, list[float]] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
 
     def send(self, frame: Frame) -> None:
         assert isinstance(frame, StepFrame)
@@ -44,6 +46,8 @@ class Channel:
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             told = [entry.logprob for entry in output.new_logprobs]
             self.logprobs.setdefault(output.request_id, []).extend(told)
+            told = [entry.logprob for entry in output.new_prompt_logprobs]
+            self.prompt_logprobs.setdefault(output.request_id, []).extend(told)
             if output.finish is not None:
                 self.ends[output.request_id] = output.finish.reason
 
@@ -111,27 +115,24 @@ def test_tokens_are_those_of_a_device_that_computes_in_turn(
     assert gpu.num_replayed > gpu.num_captured
 
 
-def test_a_step_is_one_upload(model_dir: Path) -> None:
-    config, gpu = core_config(model_dir), PretendGpu()
-    runner = ModelRunner(config, gpu)
-    num_sent = sum(upload.num_sent for upload in gpu.uploads)  # to capture
-    steps: list[int] = []
-    launch = runner.launch
-
-    def counted(plan: SchedulerOutput, mask: None) -> object:
-        steps.append(plan.step_id)
-        return launch(plan, mask)
-
-    runner.launch = counted  # type: ignore[method-assign, assignment]
-    run(runner, config, [0, 1, 2])
-    assert sum(upload.num_sent for upload in gpu.uploads) - num_sent == len(steps) > 10
-
-
 def test_the_pool_is_what_the_largest_step_leaves(model_dir: Path) -> None:
     config = core_config(model_dir, num_blocks=None)
     runner = ModelRunner(config, PretendGpu())
     bytes_per_block = 3 * 2 * BLOCK_SIZE * 2 * 16 * 4
     assert runner.num_blocks == (1 << 20) // bytes_per_block
+
+
+@pytest.mark.parametrize("max_model_len", [5, 10_000])  # less than a step has; more than there are
+def test_no_prompt_of_the_largest_step_is_longer_than_the_context(
+    model_dir: Path, max_model_len: int
+) -> None:
+    config = msgspec.structs.replace(
+        core_config(model_dir, num_blocks=None),
+        model=ModelConfig(str(model_dir), "tiny", kernels="reference", max_model_len=max_model_len),
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=2100),
+    )
+    runner = ModelRunner(config, PretendGpu())
+    assert runner.max_model_len == min(max_model_len, runner.num_blocks * BLOCK_SIZE)
 
 
 def test_unused_memory_is_released_when_a_step_finds_too_little(model_dir: Path) -> None:
@@ -151,6 +152,22 @@ def test_unused_memory_is_released_when_a_step_finds_too_little(model_dir: Path)
     assert FinishReason.ERROR not in got.ends.values()
     in_turn = run(ModelRunner(config), config, [0, 1, 2])
     assert got.tokens == in_turn.tokens
+
+
+def test_the_step_that_needs_the_most_memory_is_captured_first(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[tuple[int, ...]] = []
+    compute = DecodeGraphs._compute
+
+    def noted(graphs: DecodeGraphs, batch: InputBatch) -> torch.Tensor:
+        captured.append(tuple(batch.block_table_RM.shape))
+        return compute(graphs, batch)
+
+    monkeypatch.setattr(DecodeGraphs, "_compute", noted)
+    ModelRunner(core_config(model_dir, num_blocks=300), PretendGpu())
+    shapes = [*dict.fromkeys(captured)]
+    assert shapes == [(6, 300), (6, 64), (4, 64), (2, 64), (1, 64)]
 
 
 def test_graphs_are_few_and_fit_every_step() -> None:

@@ -153,7 +153,7 @@ def test_the_cpu_kernels_compute_in_float32(
         pick_kernels(config(tmp_path, kernels="cpu"), CpuDevice(), torch.bfloat16)
     with pytest.raises(ModelError, match="'gpu' are not one of auto, cpu, triton, reference"):
         pick_kernels(config(tmp_path, kernels="gpu"), CpuDevice(), torch.float32)
-    with pytest.raises(ModelError, match="triton kernels don't run on cpu"):
+    with pytest.raises(ModelError, match="triton kernels don't run on this cpu"):
         pick_kernels(config(tmp_path, kernels="triton"), CpuDevice(), torch.float32)
 
 

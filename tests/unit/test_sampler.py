@@ -12,7 +12,7 @@ from torch import Tensor
 from engine_service.grammar_bitmask import GrammarBitmask
 from engine_service.messages import SamplingParams, StoppingCriteria
 from engine_service.request import Request
-from engine_service.sampler import SampledToken, launch_sampling
+from engine_service.sampler import SampledToken, plan_sampling
 from kernels.reference.token_filters import NUM_CANDIDATES
 from kernels.sampling_ops import SamplingOps
 from tests.sampling_backends import SAMPLING_BACKENDS, sampling_ops
@@ -43,7 +43,8 @@ class Sampler:
     def sample(
         self, logits: Tensor, requests: list[Request], bitmask: GrammarBitmask | None = None
     ) -> list[SampledToken]:
-        return launch_sampling(logits.clone(), requests, bitmask, self._ops).wait()
+        planned = plan_sampling(requests, bitmask, logits.shape[1], self._ops)
+        return planned.launch(logits.clone()).wait().tokens
 
     def token(self, logits: Tensor, params: SamplingParams, **kwargs: object) -> int:
         """The token of one row alone."""
