@@ -7,8 +7,10 @@
     transformers-*    transformers' generate in the same shapes
 
 Each part runs in a process of its own, so that a fault in one spoils no other; after a fault the
-part goes on with its next item. Figures are in the file as soon as they are measured. Without a
-GPU only the checks run, in Triton's interpreter, which has to be on (`scripts/bench_gpu.sh`).
+part goes on with its next item. The checks, most of whose time is that of compiling, share their
+items among several processes where the GPU has memory for them. Figures are in the file as soon as
+they are measured. Without a GPU only the checks run, in Triton's interpreter, which has to be on
+(`scripts/bench_gpu.sh`).
 
 Exits with 1 if anything failed or was not reached in time.
 """
@@ -23,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -35,6 +38,8 @@ _TOTAL_SECONDS: Final = 450.0
 _ITEM_SECONDS: Final = 90.0  # the start of a process counts as one
 _EXIT_SECONDS: Final = 10.0
 _WITHOUT_GPU: Final = ("checks",)
+_MOST_PROCESSES: Final = {"checks": 4}  # at once; one for every other part, whose time is taken
+_PROCESS_BYTES: Final = 16 << 30  # of the GPU's memory
 # No part takes the time of the others.
 _PART_SECONDS: Final = {
     "limits": 40.0,
@@ -56,12 +61,28 @@ class PartRunner:
         self._deadline = self._end  # of the part that runs
         self._item_seconds = item_seconds
 
-    def run(self, part: str, command: Sequence[str], seconds: float) -> None:
+    def run(
+        self, part: str, command: Sequence[str], seconds: float, num_processes: int = 1
+    ) -> None:
         """`command` starts the part; it is started again for what a dead process left."""
         self._deadline = min(self._end, time.monotonic() + seconds)
+        with ThreadPoolExecutor(num_processes) as pool:
+            shares = [f"{number}/{num_processes}" for number in range(num_processes)]
+            running = [
+                pool.submit(self._run_share, part, [*command, "--share", share]) for share in shares
+            ]
+            try:
+                for future in running:
+                    future.result()
+            except BaseException:  # interrupted: no process is started again
+                self._deadline = 0.0
+                raise
+
+    def _run_share(self, part: str, command: Sequence[str]) -> None:
         done: set[str] = set()
         while True:
-            items = self._run_process(part, [*command, "--skip", json.dumps(sorted(done))], done)
+            process = [*command, "--skip", json.dumps(sorted(done))]
+            items = self._run_process(part, process, done)
             left = [item for item in items if item not in done]
             if not left:
                 return
@@ -71,7 +92,7 @@ class PartRunner:
                 return
 
     def _run_process(self, part: str, command: Sequence[str], done: set[str]) -> list[str]:
-        """Adds what it finishes to `done`; returns all items of the part."""
+        """Adds what it finishes to `done`; returns all items of its share."""
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         lines: queue.Queue[str | None] = queue.Queue()
@@ -137,6 +158,13 @@ def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+def _num_processes(part: str, report: Report) -> int:
+    """As many as a part may have and the GPU has memory for, once a part before it told of that."""
+    memory_bytes = report.device.get("memory_bytes", 0)
+    assert isinstance(memory_bytes, int)
+    return max(1, min(_MOST_PROCESSES.get(part, 1), memory_bytes // _PROCESS_BYTES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_gpu", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where the figures are written")
@@ -150,7 +178,8 @@ def main() -> None:
     for part in arguments.only:
         if has_gpu or part in _WITHOUT_GPU:
             command = [sys.executable, "-m", "engine_service.bench_gpu_part", part]
-            runner.run(part, command, _PART_SECONDS[part])
+            num_processes = _num_processes(part, report)
+            runner.run(part, command, _PART_SECONDS[part], num_processes)
     report.write()
     print(report.table())
     if not has_gpu:

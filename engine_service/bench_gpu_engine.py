@@ -233,6 +233,8 @@ class EngineBench:
     def _decode(self, variant: Variant, load: Load) -> Figures:
         run = self._second_run(variant, load)
         gaps_ns = run.decode_gaps_ns(load.num_requests)
+        if not gaps_ns:
+            raise CheckFailed(f"the KV cache has no room for {load.num_requests} requests at once")
         step_seconds = sum(gaps_ns) / len(gaps_ns) * 1e-9
         # Of the step in the middle of the run.
         context = load.num_requests * (load.num_prompt_tokens + load.num_output_tokens // 2)

@@ -1,4 +1,4 @@
-"""python -m engine_service.bench_gpu_part PART: measures one part's items in this process.
+"""python -m engine_service.bench_gpu_part PART: measures items of one part in this process.
 
 Started by `bench_gpu`, to which each line of the standard output is an event in JSON:
 
@@ -138,6 +138,7 @@ def _describe_device() -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_gpu_part", description=__doc__)
     parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--share", default="0/1", help="which of how many shares of the items")
     parser.add_argument("--skip", default="[]", help="names of items, as a list in JSON")
     arguments = parser.parse_args()
     # What libraries print must not come between the events.
@@ -149,7 +150,8 @@ def main() -> None:
 
     torch.manual_seed(_SEED)
     with tempfile.TemporaryDirectory(prefix="firsttoken-bench-") as model_dir:
-        items = PARTS[arguments.part](Path(model_dir))
+        share, num_shares = map(int, arguments.share.split("/"))
+        items = PARTS[arguments.part](Path(model_dir))[share::num_shares]
         emit({"device": _describe_device(), "items": [item.name for item in items]})
         measure(items, set(json.loads(arguments.skip)), emit)
 

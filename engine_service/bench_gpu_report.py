@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -28,22 +29,31 @@ Figures = dict[str, float]
 
 
 class Report:
+    """May be written to by several threads."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self.device: Mapping[str, object] = {}
         self.parts: dict[str, dict[str, Figures]] = {}
         self.failures: dict[str, dict[str, str]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, part: str, item: str, figures: Figures) -> None:
-        self.parts.setdefault(part, {})[item] = figures
-        self.write()
+        with self._lock:
+            self.parts.setdefault(part, {})[item] = figures
+            self._write()
 
     def fail(self, part: str, item: str, why: str) -> None:
-        self.failures.setdefault(part, {})[item] = why
-        self.write()
+        with self._lock:
+            self.failures.setdefault(part, {})[item] = why
+            self._write()
 
     def write(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
         """All at once, so that who ends in between leaves a whole file."""
         content = {
             "device": self.device,

@@ -155,14 +155,36 @@ for item in items:
 
 def test_what_dies_or_hangs_spoils_no_other_item(tmp_path: Path) -> None:
     report = Report(tmp_path / "gpu.json")
-    runner = PartRunner(report, total_seconds=30.0, item_seconds=2.0)
-    runner.run("checks", [sys.executable, "-c", _PART], seconds=30.0)
+    runner = PartRunner(report, total_seconds=60.0, item_seconds=4.0)
+    runner.run("checks", [sys.executable, "-c", _PART], seconds=60.0)
     assert set(report.parts["checks"]) == {"good", "last"}
     assert report.failures["checks"] == {
         "bad": "ValueError: no",
         "deadly": "the process ended with status -6",
         "slow": "it took too long",
     }
+
+
+_SHARE = """
+import json, sys, time
+share, num_shares = map(int, sys.argv[sys.argv.index("--share") + 1].split("/"))
+items = ["a", "b", "c", "d", "e"][share::num_shares]
+print(json.dumps({"device": {"name": "none"}, "items": items}), flush=True)
+for item in items:
+    if item not in json.loads(sys.argv[sys.argv.index("--skip") + 1]):
+        print(json.dumps({"item": item}), flush=True)
+        if item == "b":
+            sys.exit(3)
+        print(json.dumps({"item": item, "figures": {"us": 1.0}}), flush=True)
+"""
+
+
+def test_shares_of_a_part_run_side_by_side(tmp_path: Path) -> None:
+    report = Report(tmp_path / "gpu.json")
+    PartRunner(report, 60.0, 30.0).run("checks", [sys.executable, "-c", _SHARE], 60.0, 3)
+    assert set(report.parts["checks"]) == {"a", "c", "d", "e"}
+    assert report.failures == {"checks": {"b": "the process ended with status 3"}}
+    assert json.loads((tmp_path / "gpu.json").read_text())["parts"] == report.parts
 
 
 def test_what_is_not_reached_in_time_is_told(tmp_path: Path) -> None:
