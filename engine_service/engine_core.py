@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS: Final = 1.0
 MAX_FAILED_STEPS: Final = 8  # in a row
 _NO_MEMORY: Final = Failure("OUT_OF_MEMORY", "the device ran out of memory in this request's step")
+# How those say it that have no exception type for it: all but torch's allocator on CUDA.
+_NO_MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 _STEP_FAILED: Final = Failure("INTERNAL_ERROR", "the step that computed this request failed")
 
 
@@ -391,5 +393,6 @@ def _request_of(command: AddRequest, index: int, lists: TokenLists) -> Request:
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # torch's CPU allocator has no exception type of its own.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _NO_MEMORY_WORDS
+    )

@@ -323,6 +323,9 @@ def test_a_step_that_raises_fails_its_requests_and_no_others(
 NO_MEMORY = [
     torch.OutOfMemoryError("no room"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     MemoryError(),
 ]
 
