@@ -208,7 +208,7 @@ async def test_o1_a_frozen_engine_is_left_within_5_s_and_rejoined(
 NUM_PREFIXES = 30
 PREFIX_TOKENS = 128  # 8 blocks
 NUM_USES = 3
-NUM_BLOCKS = 16 * 8 + 4  # of each engine: half of the prefixes, and one request
+NUM_BLOCKS = 19 * 8 + 4  # of each engine: more than half of the prefixes, as shares differ
 
 
 async def hit_rate(engines: Sequence[Engine], policy: str, first_prefix: int) -> float:
@@ -251,4 +251,4 @@ async def test_affinity_at_least_doubles_the_prefix_hits_of_round_robin(
         in_turn = await hit_rate(engines, "round-robin", first_prefix=1000)
         print(f"prefix hits: {affine:.0%} with affinity, {in_turn:.0%} round robin")
         assert affine >= 2 * in_turn
-        assert affine > 0.25  # of at most 2 uses in 3; a busy engine sends some elsewhere
+        assert affine > 0.4  # of at most 2 uses in 3
