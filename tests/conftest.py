@@ -112,3 +112,10 @@ def _save_tiny_model(directory: Path, arch: str, overrides: dict[str, object]) -
                 if parameter.dim() == 1:  # biases start as 0 and norms as 1: they would not matter
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
     model.eval().save_pretrained(directory)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test may take longer than others, on a machine that is slow itself."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
