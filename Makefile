@@ -27,7 +27,12 @@ endif
 test-full: install ## the slow tests
 	@scripts/install_browser.sh
 	@scripts/install_eval.sh
+ifdef ARGS
 	$(BIN)/python -m pytest -m slow $(ARGS)
+else
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal $(SINGLE_THREADED)
+	$(BIN)/python -m pytest -m slow $(addprefix --ignore=,$(SINGLE_THREADED)) tests
+endif
 
 check: install ## lint, format, types, and that generated code and pages are current
 	$(BIN)/ruff check $(PACKAGES)

@@ -1,4 +1,4 @@
-"""A request body, from bytes to plain Python data.
+"""A request body: read, and from bytes to plain Python data.
 
 The JSON is decoded by msgspec, which refuses NaN, Infinity, numbers out of range, invalid UTF-8
 and lone surrogates. Its complaint names a byte, not a field, and calls a lone surrogate a truncated
@@ -34,7 +34,8 @@ _WEIGHTS = ((b"[", 16), (b"{", 16), (b'"', 2), (b",", 1))  # by what each comes 
 _ENCODINGS = ("", "identity", "gzip", "deflate")
 
 
-async def read_json(request: web.Request, max_body_bytes: int) -> object:
+async def read_body(request: web.Request, max_body_bytes: int) -> bytearray:
+    """Of JSON, uncompressed, not decoded yet. Raises ApiError."""
     says_type = bool(request.headers.get(hdrs.CONTENT_TYPE))
     # Without a type any page may send a body from a browser, which asks beforehand for JSON only.
     is_from_page = hdrs.ORIGIN in request.headers
@@ -53,7 +54,7 @@ async def read_json(request: web.Request, max_body_bytes: int) -> object:
         raise _too_large(f"has {says_bytes} bytes; at most {max_body_bytes} are taken")
     share = request[STATE].body_share = BodyShare(request.app[BODY_MEMORY])
     share.hold(says_bytes)
-    return decode_json(await _read(request, max_body_bytes, share))
+    return await _read(request, max_body_bytes, share)
 
 
 def _too_large(what: str) -> ApiError:

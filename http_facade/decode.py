@@ -1,4 +1,4 @@
-"""From plain data to a checked request, naming every field that is wrong or not honoured.
+"""From a body to a checked request, naming every field that is wrong or not honoured.
 
 Messages speak of JSON (string, number, array), never of Python.
 """
@@ -15,8 +15,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from http_facade.body import decode_json
 from http_facade.decisions import IGNORED, REFUSED, REFUSED_INSIDE
 from http_facade.errors import ApiError, invalid
+from http_facade.off_loop import INLINE_BYTES, run_by_size
 from http_facade.schema import (
     ChatRequest,
     CompletionRequest,
@@ -54,6 +56,18 @@ _ENDPOINTS: tuple[Endpoint[ChatRequest] | Endpoint[CompletionRequest], ...] = (
 class Decoded(Generic[RequestT]):
     request: RequestT
     ignored: tuple[str, ...]  # fields to name in x-ignored-params
+    prompt: object  # messages or prompt as they came
+
+
+async def parse_body(
+    body: bytearray, endpoint: Endpoint[RequestT], *, strict: bool
+) -> Decoded[RequestT]:
+    """Raises ApiError for the first thing that is wrong."""
+    return await run_by_size(
+        lambda: decode_request(decode_json(body), endpoint, strict=strict),
+        len(body),
+        max_inline=INLINE_BYTES,
+    )
 
 
 def decode_request(
@@ -73,7 +87,7 @@ def decode_request(
     nested = list(islice(_unknown_nested(fields, endpoint.request_type), _MAX_NAMED_NESTED))
     if strict and nested:
         raise invalid(nested[0], "unknown field")
-    return Decoded(request, (*ignored, *nested))
+    return Decoded(request, (*ignored, *nested), fields.get(endpoint.prompt_param))
 
 
 # ---------------------------------------------------------------- fields that are not honoured

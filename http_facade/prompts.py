@@ -5,10 +5,8 @@ Long texts are rendered and encoded in a thread, so that other requests' tokens 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -21,20 +19,19 @@ from clients.text.tool_parsers.format import JsonObject
 from clients.types import ModelInfo
 from http_facade.errors import context_length_exceeded, invalid
 from http_facade.messages import num_chars_of, template_messages
+from http_facade.off_loop import INLINE_CHARS, run_by_size
 from http_facade.schema import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationFields
 from http_facade.tools import template_tools
 from http_facade.tracing import describe_first_message
 from traces import names
 from traces.stages import stage
 
-_INLINE_CHARS = 4_000  # up to here a thread costs more than it spares
+_CHARS_PER_MESSAGE = 100  # what one without a text costs, in characters of text
 
 # what the facade itself passes to a template
 _RESERVED_TEMPLATE_KWARGS = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message")
 )
-
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +39,6 @@ class Prompt:
     token_ids: Sequence[int]
     text: str = ""  # of a chat: what the template made; else what echo shows again
     hidden_token_ids: frozenset[int] = frozenset()  # special ones that the text doesn't show
-
-
-async def run_by_size(work: Callable[[], ResultT], num_chars: int) -> ResultT:
-    """In a thread where the text is long, so that the event loop stays free."""
-    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 
 # ---------------------------------------------------------------- chat
@@ -59,14 +51,11 @@ async def chat_text(
     template = tokenizer.chat_template
     if template is None:
         raise invalid("messages", "the model has no chat template: use /v1/completions")
-    messages: Sequence[JsonObject] = template_messages(request.messages, template)
-    tools: Sequence[JsonObject] = template_tools(request)
-    num_chars = sum(map(num_chars_of, request.messages)) + len(msgspec.json.encode(tools))
-    if tool_format.name == "generic" or not template.takes_tools:
-        messages, tools = tools_as_text(messages, tools, tool_format), []
     with stage(tracer, names.SPAN_RENDER) as span:
         describe_first_message(span, request.messages[0])
-        return await run_by_size(lambda: _render(request, template, messages, tools), num_chars)
+        return await run_by_size(
+            lambda: _render(request, template, tool_format), _size_to_render(request)
+        )
 
 
 async def chat_prompt(
@@ -87,12 +76,21 @@ async def chat_prompt(
     return Prompt(token_ids, text)
 
 
-def _render(
-    request: ChatRequest,
-    template: ChatTemplate,
-    messages: Sequence[JsonObject],
-    tools: Sequence[JsonObject],
-) -> str:
+def _size_to_render(request: ChatRequest) -> int:
+    """In characters of text; of much it is enough to know that it is too much to be inline."""
+    size = len(msgspec.json.encode(request.tools))
+    for message in request.messages:
+        if size > INLINE_CHARS:
+            break
+        size += num_chars_of(message) + _CHARS_PER_MESSAGE
+    return size
+
+
+def _render(request: ChatRequest, template: ChatTemplate, tool_format: ToolFormat) -> str:
+    messages: Sequence[JsonObject] = template_messages(request.messages, template)
+    tools: Sequence[JsonObject] = template_tools(request)
+    if tool_format.name == "generic" or not template.takes_tools:
+        messages, tools = tools_as_text(messages, tools, tool_format), []
     kwargs = dict(request.chat_template_kwargs or {})
     if reserved := sorted(_RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise invalid("chat_template_kwargs", f"{reserved[0]} can't be set here")

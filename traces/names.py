@@ -11,8 +11,8 @@ from typing import Final
 # ---------------------------------------------------------------- spans of one request
 
 # facade, in this order under its SERVER span
-SPAN_READ_BODY: Final = "read_body"  # arrival to the body read, and its JSON decoded
-SPAN_PARSE: Final = "parse"  # fields and their ranges
+SPAN_READ_BODY: Final = "read_body"  # arrival to the body read
+SPAN_PARSE: Final = "parse"  # JSON, fields and their ranges
 SPAN_PLAN: Final = "plan"  # which model, and what of the fields goes to the engine
 SPAN_RENDER: Final = "render"  # chat template
 SPAN_TOKENIZE: Final = "tokenize"

@@ -9,10 +9,10 @@ from aiohttp import web
 
 from http_facade.answering import Answering, Prepare, Prepared
 from http_facade.answers import AnswerHead
-from http_facade.body import read_json
+from http_facade.body import read_body
 from http_facade.chat_answers import ChatFormat
 from http_facade.completion_answers import CompletionFormat
-from http_facade.decode import CHAT, COMPLETIONS, Endpoint, decode_request
+from http_facade.decode import CHAT, COMPLETIONS, Endpoint, parse_body
 from http_facade.engine import ServedModel
 from http_facade.facade import FACADE, Facade
 from http_facade.params import GenerationPlan, plan_chat, plan_completion, think_first
@@ -53,22 +53,23 @@ async def _generate(
     with server_span(facade, request, state, endpoint.path) as span:
         tracer, arrival = facade.tracer, arrival_unix_ns(state)
         with stage(tracer, names.SPAN_READ_BODY, start_unix_ns=arrival):
-            body = await read_json(request, facade.config.max_body_bytes)
+            body = await read_body(request, facade.config.max_body_bytes)
         with stage(tracer, names.SPAN_PARSE):
-            decoded = decode_request(body, endpoint, strict=facade.config.strict_params)
-            describe_request(span, decoded.request, operation)
+            decoded = await parse_body(body, endpoint, strict=facade.config.strict_params)
+            fields = decoded.request
+            describe_request(span, fields, operation)
         state.ignored = decoded.ignored
-        if facade.config.edge.log_prompts and isinstance(body, dict):
-            state.prompt = body.get(endpoint.prompt_param)
-        del body  # which may hold far more than what was asked for
+        if facade.config.edge.log_prompts:
+            state.prompt = decoded.prompt
+        del body, decoded  # which hold all that was asked for once more
         return await Answering(
             request=request,
             facade=facade,
             state=state,
             span=span,
             prompt_param=endpoint.prompt_param,
-            model_name=decoded.request.model,
-            prepare=make_prepare(decoded.request, facade, state),
+            model_name=fields.model,
+            prepare=make_prepare(fields, facade, state),
         ).answer()
 
 

@@ -10,12 +10,13 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
 from clients.text.tokenizer import Tokenizer
-from http_facade.body import read_json
-from http_facade.decode import DETOKENIZE, RENDER, TOKENIZE, Endpoint, RequestT, decode_request
+from http_facade.body import read_body
+from http_facade.decode import DETOKENIZE, RENDER, TOKENIZE, Endpoint, RequestT, parse_body
 from http_facade.engine import ServedModel
 from http_facade.errors import invalid
 from http_facade.facade import FACADE, Facade
-from http_facade.prompts import chat_text, encode_text, run_by_size
+from http_facade.off_loop import run_by_size
+from http_facade.prompts import chat_text, encode_text
 from http_facade.routes.generations import chat_plan, plan_and_prompt, unused_fields
 from http_facade.schema import MAX_TOKENIZE_CHARS, ChatRequest, DetokenizeRequest, TokenizeRequest
 from http_facade.state import STATE
@@ -89,8 +90,8 @@ async def render(request: web.Request) -> web.Response:
 
 async def _read(request: web.Request, endpoint: Endpoint[RequestT]) -> RequestT:
     config = request.app[FACADE].config
-    body = await read_json(request, config.max_body_bytes)
-    decoded = decode_request(body, endpoint, strict=config.strict_params)
+    body = await read_body(request, config.max_body_bytes)
+    decoded = await parse_body(body, endpoint, strict=config.strict_params)
     request[STATE].ignored = decoded.ignored
     return decoded.request
 

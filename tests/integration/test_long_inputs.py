@@ -28,6 +28,11 @@ TOKEN_SECONDS = 0.02  # from one of the neighbour's tokens to the next
 ATTEMPTS = 4  # on a machine that does other things, too
 TEXT = "The quick brown fox, jumps over 13 lazy dogs; naïvely. " * 19_000  # 1 MB
 
+
+def tool(number: int, description: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": f"f{number}", "description": description}}
+
+
 INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
     "tokenize chat": ("/tokenize", {"messages": [{"role": "user", "content": TEXT}]}),
@@ -39,6 +44,7 @@ INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         chat(messages=[{"role": "user", "content": TEXT[:100]}] * 10_000, max_tokens=1),
     ),
+    "long tools": (CHAT, chat(tools=[tool(i, TEXT[:8_000]) for i in range(128)], max_tokens=1)),
 }
 
 
