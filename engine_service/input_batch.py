@@ -20,12 +20,14 @@ rows that compute what nobody needs in a block of nobody's.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import repeat
+from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,8 +39,8 @@ from kernels.array_places import ArrayPlaces, HostArray, PlacedArray
 _EXTRA_BYTES_PER_REQUEST: Final = 1024  # for all but masks and long lists, which are rare
 _TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
 _TABLE_ITEM_BYTES: Final = 4
-_Integers = NDArray[np.int64 | np.int32]
-_HostFields = Mapping[str, _Integers]
+_KEPT_SIZES: Final = 256  # of steps, whose views of the device's memory need not be made again
+_TYPE_CODES: Final = {np.int64: "q", np.int32: "i"}  # of `array`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class InputBatch:
     logits_indices: Tensor  # int64; flat rows that sample
     copy_sources: Tensor  # int64; blocks to be copied before the forward
     copy_destinations: Tensor  # int64
-    extras: Sequence[Tensor]  # what else was to be sent
+    extras: Sequence[Tensor] = ()  # what else was to be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,22 @@ class LastTokens:
     token_ids_R: Tensor  # int64, on the device
 
 
+class _Size(NamedTuple):
+    """What the shapes of a batch depend on."""
+
+    num_tokens: int
+    num_rows: int
+    num_blocks: int  # of the request that has most
+    num_logits: int
+    num_copies: int
+
+
 class InputBuffers:
-    """Of all steps, each valid until the next is built."""
+    """Of all steps, each valid until the next is built.
+
+    Python's own arrays are written, not numpy's: the most frequent step has a few numbers, and by
+    then the model's weights have driven the code of a library from the processor's caches.
+    """
 
     def __init__(
         self,
@@ -92,14 +108,13 @@ class InputBuffers:
             _TABLE: PlacedArray((max_requests * max_blocks,), np.int32),
         }
         places = ArrayPlaces.behind(0, list(fields.values()))
-        self._places = {
-            name: (place, field.dtype)
-            for (name, field), place in zip(fields.items(), places.slices, strict=True)
+        self._starts = {
+            name: place.start for name, place in zip(fields, places.slices, strict=True)
         }
+        self._type_codes = {name: _TYPE_CODES[field.dtype] for name, field in fields.items()}
         self._upload = device.new_upload(places.num_bytes + max_requests * _EXTRA_BYTES_PER_REQUEST)
-        # By buffer; larger ones come and go.
-        self._host = {id(buffer): self._views(buffer) for buffer in self._upload.host_bytes}
         self._device = dict(zip(fields, places.views(self._upload.device_bytes), strict=True))
+        self._batch_of = lru_cache(_KEPT_SIZES)(self._new_batch)
 
     def build(
         self,
@@ -112,112 +127,108 @@ class InputBuffers:
         """Needs at least one scheduled request. `last`: where a share ends with a token that is not
         known. `fill_to`: so many requests, if each is one token that samples. `extras` are sent,
         too."""
-        num_computed_R = np.array([share.num_computed_tokens for share in scheduled])
-        num_scheduled_R = np.array([share.num_scheduled_tokens for share in scheduled])
-        num_real, num_real_tokens = len(scheduled), int(num_scheduled_R.sum())
-        num_rows = num_real if fill_to is None else fill_to
-        num_tokens = num_real_tokens + num_rows - num_real
         num_blocks = max(len(share.block_ids) for share in scheduled)
-        table_start = self._places[_TABLE][0].start
-        table = slice(table_start, table_start + num_rows * num_blocks * _TABLE_ITEM_BYTES)
-        extra_places = ArrayPlaces.behind(table.stop, extras)
+        numbers = {name: array(code) for name, code in self._type_codes.items()}
+        numbers["query_start_loc"].append(0)
+        for share in scheduled:
+            self._add_share(numbers, share, num_blocks, last)
+        if fill_to is not None:
+            self._fill(numbers, fill_to, num_blocks)
+        for copy in copies:
+            numbers["copy_sources"].append(copy.source)
+            numbers["copy_destinations"].append(copy.destination)
+        num_rows, num_unknown = len(numbers["seq_lens"]), len(numbers["unknown_rows"])
+
+        table_end = self._starts[_TABLE] + num_rows * num_blocks * _TABLE_ITEM_BYTES
+        extra_places = ArrayPlaces.behind(table_end, extras)
         buffer = self._upload.begin(extra_places.num_bytes)
-        host = self._host.get(id(buffer)) or self._views(buffer)
-
-        starts_R1 = host["query_start_loc"][: num_rows + 1]
-        starts_R1[0] = 0
-        np.cumsum(num_scheduled_R, out=starts_R1[1 : num_real + 1])
-        host["seq_lens"][:num_real] = num_computed_R + num_scheduled_R
-        table_RM = self._write_block_table(host, scheduled, num_rows, num_blocks)
-        rows_T = np.arange(num_real).repeat(num_scheduled_R)
-        first_R = num_computed_R - starts_R1[:num_real]
-        positions_T = np.arange(num_real_tokens) + first_R[rows_T]
-        host["positions"][:num_real_tokens] = positions_T
-        blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
-        slots_T = host["slot_mapping"][:num_real_tokens]
-        slots_T[:] = offsets_T + table_RM[rows_T, blocks_T] * np.int64(self._block_size)
-        sampling = [row for row, share in enumerate(scheduled) if share.samples]
-        logits_indices = host["logits_indices"][: len(sampling)]
-        logits_indices[:] = starts_R1[1:][sampling] - np.int64(1)
-        num_unknown = self._write_ids(host, scheduled, starts_R1, last)
-        if num_rows > num_real:
-            self._fill(host, table_RM, slice(num_real, num_rows))
-        host["copy_sources"][: len(copies)] = [copy.source for copy in copies]
-        host["copy_destinations"][: len(copies)] = [copy.destination for copy in copies]
-        for array, place in zip(extras, extra_places.slices, strict=True):
-            array.write(buffer[place])
-
+        _write(buffer, self._starts, numbers)
+        for extra, place in zip(extras, extra_places.slices, strict=True):
+            extra.write(buffer[place])
         sent = self._upload.send()
-        on_device = self._device
-        input_ids_T = on_device["input_ids"][:num_tokens]
+
         if last is not None and num_unknown:
-            unknown_rows = on_device["unknown_rows"][:num_unknown]
-            last_rows = on_device["last_rows"][:num_unknown]
-            input_ids_T.index_copy_(0, unknown_rows, last.token_ids_R.index_select(0, last_rows))
+            unknown_rows = self._device["unknown_rows"][:num_unknown]
+            last_rows = self._device["last_rows"][:num_unknown]
+            last_ids = last.token_ids_R.index_select(0, last_rows)
+            self._device["input_ids"].index_copy_(0, unknown_rows, last_ids)
+        size = _Size(
+            num_tokens=len(numbers["positions"]),
+            num_rows=num_rows,
+            num_blocks=num_blocks,
+            num_logits=len(numbers["logits_indices"]),
+            num_copies=len(copies),
+        )
+        batch = self._batch_of(size)
+        return replace(batch, extras=extra_places.views(sent)) if extras else batch
+
+    def _add_share(
+        self,
+        numbers: Mapping[str, array[int]],
+        share: ScheduledRequest,
+        num_blocks: int,
+        last: LastTokens | None,
+    ) -> None:
+        request, block_ids, block_size = share.request, share.block_ids, self._block_size
+        first = share.num_computed_tokens
+        end = first + share.num_scheduled_tokens
+        numbers["input_ids"].extend(request.token_ids[first:end])
+        numbers["positions"].extend(range(first, end))
+        slots = numbers["slot_mapping"]
+        for block in range(first // block_size, -(-end // block_size)):
+            start = block * block_size
+            to_slot = block_ids[block] * block_size - start
+            stop = min(end, start + block_size)
+            slots.extend(range(max(first, start) + to_slot, stop + to_slot))
+        num_tokens = len(slots)
+        if end > request.num_tokens and last is not None:
+            numbers["input_ids"].append(0)
+            numbers["unknown_rows"].append(num_tokens - 1)
+            numbers["last_rows"].append(last.rows[request.key])
+        numbers["query_start_loc"].append(num_tokens)
+        numbers["seq_lens"].append(end)
+        if share.samples:
+            numbers["logits_indices"].append(num_tokens - 1)
+        numbers[_TABLE].extend(block_ids)
+        numbers[_TABLE].extend(repeat(0, num_blocks - len(block_ids)))
+
+    def _fill(self, numbers: Mapping[str, array[int]], num_rows: int, num_blocks: int) -> None:
+        """Behind rows of one token each that sample, some of the same kind."""
+        for row in range(len(numbers["seq_lens"]), num_rows):
+            numbers["input_ids"].append(0)
+            numbers["positions"].append(0)
+            numbers["slot_mapping"].append(self._spare_block * self._block_size)
+            numbers["logits_indices"].append(row)
+            numbers["query_start_loc"].append(row + 1)
+            numbers["seq_lens"].append(1)
+            numbers[_TABLE].append(self._spare_block)
+            numbers[_TABLE].extend(repeat(0, num_blocks - 1))
+
+    def _new_batch(self, size: _Size) -> InputBatch:
+        """Of what a step of that size leaves on the device."""
+        views = self._device
+        table = views[_TABLE][: size.num_rows * size.num_blocks]
         return InputBatch(
-            input_ids_T=input_ids_T,
-            positions_T=on_device["positions"][:num_tokens],
-            slot_mapping_T=on_device["slot_mapping"][:num_tokens],
-            query_start_loc_R1=on_device["query_start_loc"][: num_rows + 1],
-            seq_lens_R=on_device["seq_lens"][:num_rows],
-            block_table_RM=sent[table].view(torch.int32).view(table_RM.shape),
-            logits_indices=on_device["logits_indices"][: len(sampling) + num_rows - num_real],
-            copy_sources=on_device["copy_sources"][: len(copies)],
-            copy_destinations=on_device["copy_destinations"][: len(copies)],
-            extras=extra_places.views(sent),
+            input_ids_T=views["input_ids"][: size.num_tokens],
+            positions_T=views["positions"][: size.num_tokens],
+            slot_mapping_T=views["slot_mapping"][: size.num_tokens],
+            query_start_loc_R1=views["query_start_loc"][: size.num_rows + 1],
+            seq_lens_R=views["seq_lens"][: size.num_rows],
+            block_table_RM=table.view(size.num_rows, size.num_blocks),
+            logits_indices=views["logits_indices"][: size.num_logits],
+            copy_sources=views["copy_sources"][: size.num_copies],
+            copy_destinations=views["copy_destinations"][: size.num_copies],
         )
 
-    def _views(self, buffer: NDArray[np.uint8]) -> _HostFields:
-        return {name: buffer[place].view(dtype) for name, (place, dtype) in self._places.items()}
 
-    def _write_block_table(
-        self,
-        host: _HostFields,
-        scheduled: Sequence[ScheduledRequest],
-        num_rows: int,
-        num_blocks: int,
-    ) -> _Integers:
-        """[R, M], M being what the longest of them has."""
-        table_RM = host[_TABLE][: num_rows * num_blocks].reshape(num_rows, num_blocks)
-        table_RM[:] = 0
-        for row_M, share in zip(table_RM, scheduled, strict=False):
-            row_M[: len(share.block_ids)] = share.block_ids
-        return table_RM
-
-    def _write_ids(
-        self,
-        host: _HostFields,
-        scheduled: Sequence[ScheduledRequest],
-        starts_R1: _Integers,
-        last: LastTokens | None,
-    ) -> int:
-        """Returns how many of them are not known."""
-        input_ids: list[int] = []
-        unknown_rows: list[int] = []
-        last_rows: list[int] = []
-        for share, end_row in zip(scheduled, starts_R1[1:].tolist(), strict=False):
-            request, first = share.request, share.num_computed_tokens
-            end = first + share.num_scheduled_tokens
-            input_ids += request.token_ids[first:end]
-            if end > request.num_tokens and last is not None:
-                input_ids.append(0)
-                unknown_rows.append(end_row - 1)
-                last_rows.append(last.rows[request.key])
-        host["input_ids"][: len(input_ids)] = input_ids
-        host["unknown_rows"][: len(unknown_rows)] = unknown_rows
-        host["last_rows"][: len(last_rows)] = last_rows
-        return len(unknown_rows)
-
-    def _fill(self, host: _HostFields, table_RM: _Integers, rows: slice) -> None:
-        """Behind rows of one token each that sample, some of the same kind."""
-        numbers = np.arange(rows.start, rows.stop)
-        host["input_ids"][rows] = 0
-        host["positions"][rows] = 0
-        host["slot_mapping"][rows] = self._spare_block * self._block_size
-        host["logits_indices"][rows] = numbers
-        host["query_start_loc"][1:][rows] = numbers + 1
-        host["seq_lens"][rows] = 1
-        table_RM[rows, 0] = self._spare_block
+def _write(
+    buffer: NDArray[np.uint8], starts: Mapping[str, int], numbers: Mapping[str, array[int]]
+) -> None:
+    to = buffer.data
+    for name, of_field in numbers.items():
+        if of_field:
+            start = starts[name]
+            to[start : start + len(of_field) * of_field.itemsize] = memoryview(of_field).cast("B")
 
 
 def build_input_batch(

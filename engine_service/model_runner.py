@@ -149,7 +149,10 @@ class ModelRunner:
             block_size=plan.block_size,
             spare_block=plan.num_blocks,
         )
-        self._last: LastTokens | None = None  # of the step before
+        self.overlaps = self._device.overlaps
+        self._last: LastTokens | None = (
+            None  # of the step before, where the next may be ahead of it
+        )
         self._graphs: DecodeGraphs | None = None
         if kernels in self._device.replayed_kernels:
             self._graphs = DecodeGraphs(
@@ -162,7 +165,6 @@ class ModelRunner:
             )
             self._prepare(self._graphs, plan.num_blocks, max_blocks)
 
-        self.overlaps = self._device.overlaps
         self.num_blocks = plan.num_blocks
         self.max_model_len = plan.max_model_len
         self.architecture = model.architecture
@@ -209,7 +211,9 @@ class ModelRunner:
         self, scheduler_output: SchedulerOutput, token_bitmask: GrammarBitmask | None
     ) -> StepUnderWay:
         scheduled, copies = scheduler_output.scheduled, scheduler_output.block_copies
-        graphs = self._graphs if all(map(_is_single_token, scheduled)) else None
+        graphs = self._graphs
+        if graphs is not None and not all(map(_is_single_token, scheduled)):
+            graphs = None
         fill_to = None if graphs is None else graphs.size_for(len(scheduled))
         requests = scheduler_output.sampling_requests
         prompts = prompt_rows(scheduled, self.vocab_size) if graphs is None else []
@@ -234,11 +238,16 @@ class ModelRunner:
             output = ModelRunnerOutput({}, batch_ns=batch_ns, forward_ns=forward_ns)
             return _Chunks(output, self._device.mark())
         if graphs is None:
-            logits_RV = self._logits(hidden_TH.index_select(0, batch.logits_indices))
+            if len(requests) < len(hidden_TH):
+                hidden_RH = hidden_TH.index_select(0, batch.logits_indices)
+            else:
+                hidden_RH = hidden_TH  # each of them samples
+            logits_RV = self._logits(hidden_RH)
         prompt_logits = (self._logits(hidden_TH[p.rows.start : p.rows.stop]) for p in prompts)
         sampling = planned.launch(logits_RV, batch.extras, prompt_logits)
-        rows = {request.key: row for row, request in enumerate(requests)}
-        self._last = LastTokens(rows, sampling.rows.token_ids_R)
+        if self.overlaps:
+            rows = {request.key: row for row, request in enumerate(requests)}
+            self._last = LastTokens(rows, sampling.rows.token_ids_R)
         return _Step(sampling, requests, prompts, batch_ns, forward_ns)
 
     def _logits(self, hidden_RH: Tensor) -> Tensor:

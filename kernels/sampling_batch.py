@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -175,7 +176,11 @@ class RowsDone:
     """RowsUnderWay that are sampled already."""
 
     rows: SampledRows
-    token_ids_R: Tensor
+    device: torch.device  # the logits'
+
+    @property
+    def token_ids_R(self) -> Tensor:
+        return torch.from_numpy(self.rows.token_ids_R).to(self.device)
 
     def wait(self) -> SampledRows:
         return self.rows

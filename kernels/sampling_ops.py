@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,8 +67,7 @@ class _SampledWhenLaunched:
             self.ops.token_logprobs(logits_LV, tokens.token_ids_L, tokens.num_top_L)
             for tokens, logits_LV in zip(self.given, given_logits, strict=True)
         ]
-        token_ids_R = torch.from_numpy(rows.token_ids_R).to(logits_RV.device)
-        return RowsDone(replace(rows, given=told), token_ids_R)
+        return RowsDone(replace(rows, given=told) if told else rows, logits_RV.device)
 
 
 def reference_sampling_ops() -> SamplingOps:

@@ -22,9 +22,7 @@ class _RowTokens(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, tokens: RowTokens | None) -> _RowTokens:
-        if tokens is None:
-            return cls()
+    def of(cls, tokens: RowTokens) -> _RowTokens:
         ids_P = tokens.token_ids_P
         return cls(
             len(tokens.rows_E), _address(tokens.rows_E), _address(tokens.starts_E1), _address(ids_P)
@@ -133,9 +131,12 @@ def _c_batch(logits_RV: Tensor, batch: SamplingBatch) -> _SamplingBatch:
     if (biases := batch.biases) is not None:
         c_batch.biased = _RowTokens.of(biases.tokens)
         c_batch.biases_P = _address(biases.biases_P)
-    c_batch.allowed = _RowTokens.of(batch.allowed)
-    c_batch.banned = _RowTokens.of(batch.banned)
-    c_batch.early_ends = _RowTokens.of(batch.early_ends)
+    if batch.allowed is not None:
+        c_batch.allowed = _RowTokens.of(batch.allowed)
+    if batch.banned is not None:
+        c_batch.banned = _RowTokens.of(batch.banned)
+    if batch.early_ends is not None:
+        c_batch.early_ends = _RowTokens.of(batch.early_ends)
     if (mask := batch.mask) is not None:
         _check_mask(mask.words_GW, len(mask.rows_G), logits_RV.shape[1])
         c_batch.num_masked = len(mask.rows_G)
