@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,6 @@ _EXTRA_BYTES_PER_REQUEST: Final = 1024  # for all but masks and long lists, whic
 _TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
 _TABLE_ITEM_BYTES: Final = 4
 _KEPT_SIZES: Final = 256  # of steps, whose views of the device's memory need not be made again
-_TYPE_CODES: Final = {np.int64: "q", np.int32: "i"}  # of `array`
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,37 @@ class _Size(NamedTuple):
     num_blocks: int  # of the request that has most
     num_logits: int
     num_copies: int
+
+
+class _Numbers:
+    """Of a step, as they go to the device."""
+
+    __slots__ = (
+        "block_table",
+        "copy_destinations",
+        "copy_sources",
+        "input_ids",
+        "last_rows",
+        "logits_indices",
+        "positions",
+        "query_start_loc",
+        "seq_lens",
+        "slot_mapping",
+        "unknown_rows",
+    )
+
+    def __init__(self) -> None:
+        self.input_ids = array("q")
+        self.positions = array("q")
+        self.slot_mapping = array("q")
+        self.logits_indices = array("q")
+        self.unknown_rows = array("q")
+        self.last_rows = array("q")
+        self.copy_sources = array("q")
+        self.copy_destinations = array("q")
+        self.query_start_loc = array("i", (0,))
+        self.seq_lens = array("i")
+        self.block_table = array("i")
 
 
 class InputBuffers:
@@ -111,7 +141,6 @@ class InputBuffers:
         self._starts = {
             name: place.start for name, place in zip(fields, places.slices, strict=True)
         }
-        self._type_codes = {name: _TYPE_CODES[field.dtype] for name, field in fields.items()}
         self._upload = device.new_upload(places.num_bytes + max_requests * _EXTRA_BYTES_PER_REQUEST)
         self._device = dict(zip(fields, places.views(self._upload.device_bytes), strict=True))
         self._batch_of = lru_cache(_KEPT_SIZES)(self._new_batch)
@@ -128,21 +157,20 @@ class InputBuffers:
         known. `fill_to`: so many requests, if each is one token that samples. `extras` are sent,
         too."""
         num_blocks = max(len(share.block_ids) for share in scheduled)
-        numbers = {name: array(code) for name, code in self._type_codes.items()}
-        numbers["query_start_loc"].append(0)
+        numbers = _Numbers()
         for share in scheduled:
             self._add_share(numbers, share, num_blocks, last)
         if fill_to is not None:
             self._fill(numbers, fill_to, num_blocks)
         for copy in copies:
-            numbers["copy_sources"].append(copy.source)
-            numbers["copy_destinations"].append(copy.destination)
-        num_rows, num_unknown = len(numbers["seq_lens"]), len(numbers["unknown_rows"])
+            numbers.copy_sources.append(copy.source)
+            numbers.copy_destinations.append(copy.destination)
+        num_rows, num_unknown = len(numbers.seq_lens), len(numbers.unknown_rows)
 
         table_end = self._starts[_TABLE] + num_rows * num_blocks * _TABLE_ITEM_BYTES
         extra_places = ArrayPlaces.behind(table_end, extras)
         buffer = self._upload.begin(extra_places.num_bytes)
-        _write(buffer, self._starts, numbers)
+        self._write(buffer, numbers)
         for extra, place in zip(extras, extra_places.slices, strict=True):
             extra.write(buffer[place])
         sent = self._upload.send()
@@ -153,56 +181,70 @@ class InputBuffers:
             last_ids = last.token_ids_R.index_select(0, last_rows)
             self._device["input_ids"].index_copy_(0, unknown_rows, last_ids)
         size = _Size(
-            num_tokens=len(numbers["positions"]),
+            num_tokens=len(numbers.positions),
             num_rows=num_rows,
             num_blocks=num_blocks,
-            num_logits=len(numbers["logits_indices"]),
+            num_logits=len(numbers.logits_indices),
             num_copies=len(copies),
         )
         batch = self._batch_of(size)
         return replace(batch, extras=extra_places.views(sent)) if extras else batch
 
     def _add_share(
-        self,
-        numbers: Mapping[str, array[int]],
-        share: ScheduledRequest,
-        num_blocks: int,
-        last: LastTokens | None,
+        self, numbers: _Numbers, share: ScheduledRequest, num_blocks: int, last: LastTokens | None
     ) -> None:
-        request, block_ids, block_size = share.request, share.block_ids, self._block_size
-        first = share.num_computed_tokens
-        end = first + share.num_scheduled_tokens
-        numbers["input_ids"].extend(request.token_ids[first:end])
-        numbers["positions"].extend(range(first, end))
-        slots = numbers["slot_mapping"]
-        for block in range(first // block_size, -(-end // block_size)):
-            start = block * block_size
-            to_slot = block_ids[block] * block_size - start
-            stop = min(end, start + block_size)
-            slots.extend(range(max(first, start) + to_slot, stop + to_slot))
-        num_tokens = len(slots)
+        request, first, num_tokens, block_ids, samples, _ = share
+        end = first + num_tokens
+        if num_tokens == 1:
+            numbers.positions.append(first)
+            numbers.slot_mapping.append(self._slot(block_ids, first))
+        else:
+            positions_T = np.arange(first, end)
+            numbers.positions.frombytes(positions_T.tobytes())
+            slots_T = self._slot(np.asarray(block_ids, np.int64), positions_T)
+            numbers.slot_mapping.frombytes(slots_T.tobytes())
+        num_rows = len(numbers.positions)
         if end > request.num_tokens and last is not None:
-            numbers["input_ids"].append(0)
-            numbers["unknown_rows"].append(num_tokens - 1)
-            numbers["last_rows"].append(last.rows[request.key])
-        numbers["query_start_loc"].append(num_tokens)
-        numbers["seq_lens"].append(end)
-        if share.samples:
-            numbers["logits_indices"].append(num_tokens - 1)
-        numbers[_TABLE].extend(block_ids)
-        numbers[_TABLE].extend(repeat(0, num_blocks - len(block_ids)))
+            numbers.input_ids.fromlist(request.token_ids[first:])
+            numbers.input_ids.append(0)  # until it is known
+            numbers.unknown_rows.append(num_rows - 1)
+            numbers.last_rows.append(last.rows[request.key])
+        elif num_tokens == 1:
+            numbers.input_ids.append(request.token_ids[first])
+        else:
+            numbers.input_ids.fromlist(request.token_ids[first:end])
+        numbers.query_start_loc.append(num_rows)
+        numbers.seq_lens.append(end)
+        if samples:
+            numbers.logits_indices.append(num_rows - 1)
+        numbers.block_table.extend(block_ids)
+        if len(block_ids) < num_blocks:
+            numbers.block_table.extend(repeat(0, num_blocks - len(block_ids)))
 
-    def _fill(self, numbers: Mapping[str, array[int]], num_rows: int, num_blocks: int) -> None:
+    def _slot(self, block_ids: Any, positions: Any) -> Any:
+        """Of a position, or of an array of them."""
+        size = self._block_size
+        return block_ids[positions // size] * size + positions % size
+
+    def _fill(self, numbers: _Numbers, num_rows: int, num_blocks: int) -> None:
         """Behind rows of one token each that sample, some of the same kind."""
-        for row in range(len(numbers["seq_lens"]), num_rows):
-            numbers["input_ids"].append(0)
-            numbers["positions"].append(0)
-            numbers["slot_mapping"].append(self._spare_block * self._block_size)
-            numbers["logits_indices"].append(row)
-            numbers["query_start_loc"].append(row + 1)
-            numbers["seq_lens"].append(1)
-            numbers[_TABLE].append(self._spare_block)
-            numbers[_TABLE].extend(repeat(0, num_blocks - 1))
+        for row in range(len(numbers.seq_lens), num_rows):
+            numbers.input_ids.append(0)
+            numbers.positions.append(0)
+            numbers.slot_mapping.append(self._spare_block * self._block_size)
+            numbers.logits_indices.append(row)
+            numbers.query_start_loc.append(row + 1)
+            numbers.seq_lens.append(1)
+            numbers.block_table.append(self._spare_block)
+            numbers.block_table.extend(repeat(0, num_blocks - 1))
+
+    def _write(self, buffer: NDArray[np.uint8], numbers: _Numbers) -> None:
+        to = buffer.data
+        for name, start in self._starts.items():
+            written: array[int] = getattr(numbers, name)
+            if written:
+                end = start + len(written) * written.itemsize
+                to[start:end] = memoryview(written).cast("B")
 
     def _new_batch(self, size: _Size) -> InputBatch:
         """Of what a step of that size leaves on the device."""
@@ -219,16 +261,6 @@ class InputBuffers:
             copy_sources=views["copy_sources"][: size.num_copies],
             copy_destinations=views["copy_destinations"][: size.num_copies],
         )
-
-
-def _write(
-    buffer: NDArray[np.uint8], starts: Mapping[str, int], numbers: Mapping[str, array[int]]
-) -> None:
-    to = buffer.data
-    for name, of_field in numbers.items():
-        if of_field:
-            start = starts[name]
-            to[start : start + len(of_field) * of_field.itemsize] = memoryview(of_field).cast("B")
 
 
 def build_input_batch(
