@@ -23,7 +23,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
@@ -143,7 +143,7 @@ class InputBuffers:
         }
         self._upload = device.new_upload(places.num_bytes + max_requests * _EXTRA_BYTES_PER_REQUEST)
         self._device = dict(zip(fields, places.views(self._upload.device_bytes), strict=True))
-        self._batch_of = lru_cache(_KEPT_SIZES)(self._new_batch)
+        self._batch_of = lru_cache(_KEPT_SIZES)(partial(_batch_of, self._device))
 
     def build(
         self,
@@ -246,21 +246,21 @@ class InputBuffers:
                 end = start + len(written) * written.itemsize
                 to[start:end] = memoryview(written).cast("B")
 
-    def _new_batch(self, size: _Size) -> InputBatch:
-        """Of what a step of that size leaves on the device."""
-        views = self._device
-        table = views[_TABLE][: size.num_rows * size.num_blocks]
-        return InputBatch(
-            input_ids_T=views["input_ids"][: size.num_tokens],
-            positions_T=views["positions"][: size.num_tokens],
-            slot_mapping_T=views["slot_mapping"][: size.num_tokens],
-            query_start_loc_R1=views["query_start_loc"][: size.num_rows + 1],
-            seq_lens_R=views["seq_lens"][: size.num_rows],
-            block_table_RM=table.view(size.num_rows, size.num_blocks),
-            logits_indices=views["logits_indices"][: size.num_logits],
-            copy_sources=views["copy_sources"][: size.num_copies],
-            copy_destinations=views["copy_destinations"][: size.num_copies],
-        )
+
+def _batch_of(views: Mapping[str, Tensor], size: _Size) -> InputBatch:
+    """What a step of that size leaves on the device. `views`: of all that fits, by field."""
+    table = views[_TABLE][: size.num_rows * size.num_blocks]
+    return InputBatch(
+        input_ids_T=views["input_ids"][: size.num_tokens],
+        positions_T=views["positions"][: size.num_tokens],
+        slot_mapping_T=views["slot_mapping"][: size.num_tokens],
+        query_start_loc_R1=views["query_start_loc"][: size.num_rows + 1],
+        seq_lens_R=views["seq_lens"][: size.num_rows],
+        block_table_RM=table.view(size.num_rows, size.num_blocks),
+        logits_indices=views["logits_indices"][: size.num_logits],
+        copy_sources=views["copy_sources"][: size.num_copies],
+        copy_destinations=views["copy_destinations"][: size.num_copies],
+    )
 
 
 def build_input_batch(
