@@ -82,6 +82,10 @@ async def facade_and_fakes(
 # ---------------------------------------------------------------- requests
 
 
+# So many that some go to each of two engines: which one is a toss, as their ports are the system's.
+NUM_PROMPTS = 24
+
+
 def prompt(number: int) -> list[int]:
     """Token ids that fill a few blocks, different from the first block on."""
     return [100 + number] * 80

@@ -29,7 +29,7 @@ from tests.facade_harness import (
     check_envelope,
     completion,
 )
-from tests.pool_harness import Pool, ask, facade_and_fakes, home_of, prompt
+from tests.pool_harness import NUM_PROMPTS, Pool, ask, facade_and_fakes, home_of, prompt
 
 
 async def models_of(pool: Pool) -> list[str]:
@@ -46,30 +46,32 @@ async def test_equal_prefixes_meet_at_one_engine_and_different_ones_spread(
     async with facade_and_fakes(embedded_model_dir) as pool:
         pool.say("fine")
         assert await models_of(pool) == [MODEL]
-        for number in range(12):
+        for number in range(NUM_PROMPTS):
             for question in range(3):
                 ids = [*prompt(number), *[question] * (10 + question)]
                 assert (await ask(pool, prompt=ids))[0] == 200
         homes = [{call.request.prompt[0] for call in fake.calls} for fake in pool.fakes]
         assert not homes[0] & homes[1]
         assert min(map(len, homes)) >= 2
-        assert await pool.metric('firsttoken_prefix_affinity_total{outcome="hit"}') == 36
+        assert (
+            await pool.metric('firsttoken_prefix_affinity_total{outcome="hit"}') == 3 * NUM_PROMPTS
+        )
         served = [
             await pool.metric(f'firsttoken_engine_requests_total{{engine="{fake.target}"}}')
             for fake in pool.fakes
         ]
-        assert served == pool.num_calls() and sum(served) == 36
+        assert served == pool.num_calls() and sum(served) == 3 * NUM_PROMPTS
 
 
 async def test_prompt_cache_key_takes_the_place_of_the_prefix(embedded_model_dir: Path) -> None:
     async with facade_and_fakes(embedded_model_dir) as pool:
         pool.say("fine")
-        for number in range(12):
+        for number in range(NUM_PROMPTS):
             body = completion(prompt=prompt(number), prompt_cache_key="one session")
             status, _, headers = await pool.facade.post(COMPLETIONS, body)
             assert status == 200 and "x-ignored-params" not in headers
-        assert sorted(pool.num_calls()) == [0, 12]
-        for number in range(12):
+        assert sorted(pool.num_calls()) == [0, NUM_PROMPTS]
+        for number in range(NUM_PROMPTS):
             await ask(pool, prompt=prompt(0), prompt_cache_key=str(number))
         assert min(pool.num_calls()) >= 2
         status, body = await ask(pool, prompt_cache_key="x" * 513)
@@ -136,10 +138,12 @@ async def test_models_by_name_and_the_aliases_of_the_first(embedded_model_dir: P
         for name in ("chat", "b", "gpt"):
             status, raw, _ = await pool.facade.get(f"/v1/models/{name}")
             assert status == 200 and json.loads(raw)["id"] == name
-            for number in range(6):
+            for number in range(NUM_PROMPTS):
                 status, body = await ask(pool, model=name, prompt=prompt(number))
                 assert (status, body["model"]) == (200, name)
-        assert len(pool.fakes[1].calls) == 6  # and no other's: each call has its engine's own name
+        assert (
+            len(pool.fakes[1].calls) == NUM_PROMPTS
+        )  # and no other's: each call has its engine's own name
         assert [{call.request.model for call in fake.calls} for fake in pool.fakes] == [
             {"a"},
             {"b"},
@@ -195,13 +199,13 @@ async def test_requests_keep_to_the_engines_of_one_tokenizer(
         await pool.wait_readiness(True, True, True)
         assert "different tokenizers" in caplog.text
         pool.say("fine")
-        for number in range(12):
+        for number in range(NUM_PROMPTS):
             assert (await ask(pool, prompt=prompt(number)))[0] == 200
         assert odd.calls == [] and min(pool.num_calls()[1:]) >= 1
         # the others change, too: as in a rollout, each is found out by its own refusal
         for fake in pool.fakes[1:]:
             fake.set_tokenizer(odd.tokenizer)
-        for number in range(12):
+        for number in range(NUM_PROMPTS):
             status, _, _ = await pool.facade.post(CHAT, chat(prompt_cache_key=str(number)))
             assert status == 200
         digests = {c.request.tokenizer_digest for f in pool.fakes for c in f.calls[-3:]}
@@ -226,7 +230,7 @@ async def test_one_fingerprint_stands_for_all_engines_that_may_answer(
 
 
 async def fingerprints(pool: Pool) -> set[str]:
-    answers = [await ask(pool, prompt=prompt(number)) for number in range(12)]
+    answers = [await ask(pool, prompt=prompt(number)) for number in range(NUM_PROMPTS)]
     return {body["system_fingerprint"] for _, body in answers}
 
 

@@ -29,7 +29,7 @@ from tests.facade_harness import (
     completion,
     text_of,
 )
-from tests.pool_harness import ask, facade_and_fakes, home_of, prompt
+from tests.pool_harness import NUM_PROMPTS, ask, facade_and_fakes, home_of, prompt
 
 FULL = Script.failing(QueueFull("the queue is full", retry_after_seconds=7))
 FULLER = Script.failing(QueueFull("the queue is full", retry_after_seconds=3))
@@ -122,10 +122,11 @@ async def test_an_engine_out_of_reach_costs_a_request_nothing(embedded_model_dir
 async def test_each_prompt_of_a_list_finds_its_own_engine(embedded_model_dir: Path) -> None:
     async with facade_and_fakes(embedded_model_dir) as pool:
         pool.fakes[0].script(FULL)
-        prompts = [prompt(number) for number in range(8)]
+        prompts = [prompt(number) for number in range(NUM_PROMPTS)]
         status, body = await ask(pool, prompt=prompts, n=2)
-        assert status == 200 and len(body["choices"]) == 16
-        assert len(pool.fakes[1].calls) == 8 and 1 <= len(pool.fakes[0].calls) < 8
+        assert status == 200 and len(body["choices"]) == 2 * NUM_PROMPTS
+        assert len(pool.fakes[1].calls) == NUM_PROMPTS
+        assert 1 <= len(pool.fakes[0].calls) < NUM_PROMPTS
 
 
 async def test_nothing_is_tried_again_once_it_was_accepted(embedded_model_dir: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
+from engine_service.config import CacheConfig
 from engine_service.service import EngineService
 from protos import engine_pb2 as pb
 from tests.conftest import MakeTinyModel
@@ -220,13 +222,16 @@ async def drain(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateEv
 
 async def test_a_reader_that_stands_still_is_ended(model_dir: Path) -> None:
     config = service_config(model_dir, slow_reader_timeout_seconds=3)
+    # Room for more tokens than an engine makes until the reader's time is up.
+    cache = CacheConfig(num_blocks=2_048)
+    config = replace(config, core=replace(config.core, cache=cache))
     # As small a window as gRPC allows, so that few tokens fill it.
     async with (
         EngineService(config) as service,
         client(service.grpc_address, **{"http2.bdp_probe": 0, "http2.lookahead_bytes": 1}) as slow,
         client(service.grpc_address) as other,
     ):
-        message = request(request_id="slow", max_tokens=1_500, n=4)
+        message = request(request_id="slow", max_tokens=8_000, n=4)
         message.response.logprobs = 20
         call = await begin(slow, message)
         began = time.monotonic()
