@@ -250,7 +250,7 @@ async def test_a_long_name_of_a_model_is_not_found(engine_client: Client) -> Non
 
 
 async def test_a_live_request_id_is_in_use(engine_client: Client) -> None:
-    call = engine_client.engine.Generate(request(request_id="same", max_tokens=300))
+    call = engine_client.engine.Generate(request(request_id="same", max_tokens=300, n=8))
     await call.read()
     answer = await engine_client.generate(request(request_id="same"))
     assert answer.code is grpc.StatusCode.ALREADY_EXISTS
