@@ -150,9 +150,7 @@ class ModelRunner:
             spare_block=plan.num_blocks,
         )
         self.overlaps = self._device.overlaps
-        self._last: LastTokens | None = (
-            None  # of the step before, where the next may be ahead of it
-        )
+        self._last: LastTokens | None = None  # of the step before, if the next is ahead of it
         self._graphs: DecodeGraphs | None = None
         if kernels in self._device.replayed_kernels:
             self._graphs = DecodeGraphs(
