@@ -12,7 +12,7 @@ between the two is in `kernels/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -31,7 +31,6 @@ class Upload(Protocol):
     """Bytes that go to the device in one copy for each step."""
 
     device_bytes: Tensor  # uint8; of fixed size and place
-    host_bytes: Sequence[NDArray[np.uint8]]  # likewise, one or more
 
     def begin(self, num_bytes: int) -> NDArray[np.uint8]:
         """What is to be written for the next `send`: one of the host's buffers, or another if they

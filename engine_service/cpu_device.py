@@ -24,19 +24,17 @@ class HostUpload(Upload):
 
     def __init__(self, num_bytes: int) -> None:
         self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8)
-        self.host_bytes: list[NDArray[np.uint8]] = [self.device_bytes.numpy()]
+        self._fixed: NDArray[np.uint8] = self.device_bytes.numpy()
         self._larger: NDArray[np.uint8] | None = None
 
     def begin(self, num_bytes: int) -> NDArray[np.uint8]:
-        (fixed,) = self.host_bytes
-        self._larger = None if num_bytes <= len(fixed) else np.empty(num_bytes, np.uint8)
-        return fixed if self._larger is None else self._larger
+        self._larger = None if num_bytes <= len(self._fixed) else np.empty(num_bytes, np.uint8)
+        return self._fixed if self._larger is None else self._larger
 
     def send(self) -> torch.Tensor:
         if self._larger is None:
             return self.device_bytes
-        (fixed,) = self.host_bytes
-        fixed[:] = self._larger[: len(fixed)]
+        self._fixed[:] = self._larger[: len(self._fixed)]
         return torch.from_numpy(self._larger)
 
 

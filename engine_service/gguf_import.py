@@ -200,7 +200,7 @@ def _write_safetensors(path: Path, tensors: dict[str, ReaderTensor], shape: _Mod
 def _weights(name: str, tensor: ReaderTensor, shape: _ModelShape) -> Float32Array:
     try:
         weights: Float32Array = dequantize(tensor.data, tensor.tensor_type)
-    except (NotImplementedError, ValueError) as error:
+    except (NotImplementedError, ValueError) as error:  # gguf's own, for types that it can't read
         raise ModelError(f"The tensor {tensor.name} cannot be read: {error}") from error
     if name.endswith("q_proj.weight"):
         return _undo_rope_interleaving(weights, shape.num_heads)

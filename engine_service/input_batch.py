@@ -39,6 +39,10 @@ from kernels.array_places import ArrayPlaces, HostArray, PlacedArray
 _EXTRA_BYTES_PER_REQUEST: Final = 1024  # for all but masks and long lists, which are rare
 _TABLE: Final = "block_table"  # the last field, of which only what a step needs is sent
 _TABLE_ITEM_BYTES: Final = 4
+_DTYPES: Final[dict[str, type[np.generic]]] = {
+    "q": np.int64,
+    "i": np.int32,
+}  # by the type codes of `array`
 _KEPT_SIZES: Final = 256  # of steps, whose views of the device's memory need not be made again
 
 
@@ -75,21 +79,7 @@ class _Size(NamedTuple):
 
 
 class _Numbers:
-    """Of a step, as they go to the device."""
-
-    __slots__ = (
-        "block_table",
-        "copy_destinations",
-        "copy_sources",
-        "input_ids",
-        "last_rows",
-        "logits_indices",
-        "positions",
-        "query_start_loc",
-        "seq_lens",
-        "slot_mapping",
-        "unknown_rows",
-    )
+    """Of a step, field by field, as they go to the device."""
 
     def __init__(self) -> None:
         self.input_ids = array("q")
@@ -124,18 +114,23 @@ class InputBuffers:
     ) -> None:
         self._block_size = block_size
         self._spare_block = spare_block
+        lengths = {
+            "input_ids": max_tokens,
+            "positions": max_tokens,
+            "slot_mapping": max_tokens,
+            "logits_indices": max_requests,
+            "unknown_rows": max_requests,
+            "last_rows": max_requests,
+            "copy_sources": max_requests,
+            "copy_destinations": max_requests,
+            "query_start_loc": max_requests + 1,
+            "seq_lens": max_requests,
+            _TABLE: max_requests * max_blocks,
+        }
+        numbers = _Numbers()
         fields = {
-            "input_ids": PlacedArray((max_tokens,), np.int64),
-            "positions": PlacedArray((max_tokens,), np.int64),
-            "slot_mapping": PlacedArray((max_tokens,), np.int64),
-            "logits_indices": PlacedArray((max_requests,), np.int64),
-            "unknown_rows": PlacedArray((max_requests,), np.int64),
-            "last_rows": PlacedArray((max_requests,), np.int64),
-            "copy_sources": PlacedArray((max_requests,), np.int64),
-            "copy_destinations": PlacedArray((max_requests,), np.int64),
-            "query_start_loc": PlacedArray((max_requests + 1,), np.int32),
-            "seq_lens": PlacedArray((max_requests,), np.int32),
-            _TABLE: PlacedArray((max_requests * max_blocks,), np.int32),
+            name: PlacedArray((length,), _DTYPES[getattr(numbers, name).typecode])
+            for name, length in lengths.items()
         }
         places = ArrayPlaces.behind(0, list(fields.values()))
         self._starts = {

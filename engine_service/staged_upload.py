@@ -34,7 +34,7 @@ class StagedUpload(Upload):
         self._pin_memory = pin_memory
         self._mark = mark
         self._buffers = [self._new_buffer(num_bytes) for _ in range(_NUM_HOST_BUFFERS)]
-        self.host_bytes = [buffer.numpy() for buffer in self._buffers]
+        self._host_bytes = [buffer.numpy() for buffer in self._buffers]
         self._waits = [mark() for _ in self._buffers]
         self._next = 0
         self._num_bytes = 0  # to be sent
@@ -44,7 +44,7 @@ class StagedUpload(Upload):
         self._waits[self._next]()
         self._num_bytes, self._larger = num_bytes, None
         if num_bytes <= len(self.device_bytes):
-            return self.host_bytes[self._next]
+            return self._host_bytes[self._next]
         self._larger = self._new_buffer(num_bytes)
         return self._larger.numpy()
 

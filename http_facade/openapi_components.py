@@ -125,7 +125,7 @@ def schemas() -> Json:
 def _anything(kind: type) -> Json:
     if kind is object:
         return {"description": "any JSON"}
-    raise NotImplementedError
+    raise NotImplementedError  # msgspec's protocol: that there is no schema for it
 
 
 def _with_plain_patterns(node: Any) -> Any:

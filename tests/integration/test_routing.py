@@ -141,9 +141,8 @@ async def test_models_by_name_and_the_aliases_of_the_first(embedded_model_dir: P
             for number in range(NUM_PROMPTS):
                 status, body = await ask(pool, model=name, prompt=prompt(number))
                 assert (status, body["model"]) == (200, name)
-        assert (
-            len(pool.fakes[1].calls) == NUM_PROMPTS
-        )  # and no other's: each call has its engine's own name
+        assert len(pool.fakes[1].calls) == NUM_PROMPTS
+        # and no other's: each call has its engine's own name
         assert [{call.request.model for call in fake.calls} for fake in pool.fakes] == [
             {"a"},
             {"b"},

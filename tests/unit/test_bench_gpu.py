@@ -269,7 +269,9 @@ def test_the_engine_runs_end_to_end(tmp_path: Path) -> None:
     variants = ["", ", without graphs", ", without overlap", ", without overlap and graphs"]
     for variant in variants:
         decode = figures[f"{LOAD}{variant}"]
-        assert min(decode["decode_tokens_s"], decode["output_tokens_s"]) > 0
+        num_gaps = LOAD.num_output_tokens - 2  # between steps of single tokens; the run has more
+        bound = decode["decode_tokens_s"] * LOAD.num_output_tokens / num_gaps
+        assert bound >= decode["output_tokens_s"] > 0
         assert 0 < decode["itl_p50_ms"] <= decode["itl_p99_ms"]
         assert decode["host_us"] > 0
 
